@@ -1,0 +1,46 @@
+# Each target is one `python -m tools …` call; the tools' own environment comes first.
+PYTHON ?= python3
+DEVICE ?= cpu
+MODE   ?= precompiled
+MODEL  ?=
+
+TOOLS := build/tools/bin/python -m tools
+READY := build/tools/ready
+
+.PHONY: serve test apply build develop demo export lock lint clean
+.DEFAULT_GOAL := serve
+
+serve: $(READY) ## all of the below where needed, then a server with the tagma backend
+	$(TOOLS) serve $(if $(MODEL),--model $(MODEL))
+
+test: $(READY) ## every check, from a clean clone
+	$(TOOLS) test
+
+apply: $(READY) ## the patched tree under build/tree
+	$(TOOLS) apply
+
+build: $(READY) ## extension, wheel and virtual environment
+	$(TOOLS) build --device $(DEVICE) --mode $(MODE)
+
+develop: $(READY) ## the tree as an editable install
+	$(TOOLS) build --editable
+
+demo: $(READY) ## paged and tagma side by side on real requests
+	$(TOOLS) demo
+
+export: $(READY) ## the tree's commits back to patches/
+	$(TOOLS) export
+
+lock: $(READY) ## the environments' lock files, from the package index
+	$(TOOLS) lock
+
+lint: $(READY) ## ruff and mypy
+	$(TOOLS) test lint
+
+clean:
+	rm -rf build
+
+$(READY): upstream/tools.lock
+	$(PYTHON) -m venv --clear build/tools
+	build/tools/bin/python -m pip install --quiet --no-deps --require-hashes -r $<
+	touch $@

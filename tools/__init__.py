@@ -1,0 +1,1 @@
+"""The commands that maintain the tagma fork of vLLM."""

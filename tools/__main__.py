@@ -1,0 +1,5 @@
+"""`python -m tools`."""
+
+from tools.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""One module per subcommand; each holds one click command of the module's name."""

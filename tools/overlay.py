@@ -1,0 +1,41 @@
+"""The overlays: folders of new files and where they are laid into the tree."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# Source folder in this repository → folder in the patched tree.
+FOLDERS = {
+    "csrc_tagma": "csrc/tagma",
+    "vllm_overlay": "vllm",
+    "tests/vllm": "tests",
+}
+_SKIPPED = ("__pycache__", ".hypothesis", ".pytest_cache")
+
+
+@dataclass(frozen=True)
+class OverlayFile:
+    """One new file.
+
+    Args:
+        source: Where it is edited.
+        target: Its path in the tree, with forward slashes.
+    """
+
+    source: Path
+    target: str
+
+    @property
+    def mode(self) -> str:
+        """The file's git mode."""
+        return "100755" if self.source.stat().st_mode & 0o100 else "100644"
+
+
+def files(root: Path) -> Iterator[OverlayFile]:
+    """Iterate over the overlay files of a checkout, in a fixed order."""
+    for folder, target in FOLDERS.items():
+        base = root / folder
+        for path in sorted(base.rglob("*")):
+            inside = path.relative_to(base)
+            if path.is_file() and not set(inside.parts) & set(_SKIPPED):
+                yield OverlayFile(path, f"{target}/{inside.as_posix()}")

@@ -1,0 +1,219 @@
+"""One patch: a DEP-3 style header and a git diff, read and written byte for byte."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from unidiff.errors import UnidiffParseError
+from unidiff.patch import PatchSet
+
+from tools.errors import ToolError
+from tools.outcome import Outcome
+
+# The header's fields after From and Subject, in the order in which they are
+# written; each patch must have all of them.
+FIELDS = (
+    "Origin",
+    "Forwarded",
+    "Upstream-Status",
+    "Last-Update",
+    "SPDX-License-Identifier",
+)
+_REQUIRED = ("From", "Subject", *FIELDS)
+_DIFF = re.compile(rb"^diff --git ", re.MULTILINE)
+_FIELD = re.compile(r"([A-Z][A-Za-z-]*): (.+)")
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """A hunk as far as its place is concerned.
+
+    Args:
+        path: The file, as upstream names it.
+        header: The hunk's `@@` line.
+        start: First line of the old text, counted from 1.
+        old_lines: The lines that the hunk expects there, with their line ends.
+    """
+
+    path: str
+    header: str
+    start: int
+    old_lines: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A patch of the series.
+
+    Args:
+        name: Its file name.
+        fields: Header fields by name; `Subject`, `From` and all of `FIELDS`.
+        description: The text after the fields, without surrounding blank lines.
+        diff: The git diff.
+    """
+
+    name: str
+    fields: dict[str, str]
+    description: str
+    diff: bytes
+
+    @classmethod
+    def parse(cls, name: str, data: bytes) -> "Patch":
+        """Parse a patch file.
+
+        Raises:
+            ToolError: The header lacks a field, or there is no diff.
+        """
+        found = _DIFF.search(data)
+        if not found:
+            raise _bad(name, "it has no `diff --git` line")
+        head = data[: found.start()].decode("utf-8", "strict")
+        fields: dict[str, str] = {}
+        lines = head.split("\n")
+        while lines and (match := _FIELD.fullmatch(lines[0])):
+            fields[match[1]] = match[2]
+            lines.pop(0)
+        missing = [field for field in _REQUIRED if field not in fields]
+        if missing:
+            raise _bad(name, f"its header lacks {', '.join(missing)}")
+        if not _DATE.fullmatch(fields["Last-Update"]):
+            raise _bad(name, "Last-Update is not a date (YYYY-MM-DD)")
+        text = "\n".join(lines)
+        description = text.removesuffix("---\n").strip("\n")
+        return cls(name, fields, description, data[found.start() :])
+
+    def to_bytes(self) -> bytes:
+        """Return the patch file; `parse` of it gives this patch again."""
+        head = [f"{key}: {self.fields[key]}" for key in _REQUIRED]
+        if self.description:
+            head += ["", self.description]
+        return "\n".join([*head, "---", ""]).encode() + self.diff
+
+    @property
+    def message(self) -> str:
+        """The commit message that keeps the whole header, for `from_commit`."""
+        trailers = "\n".join(f"{field}: {self.fields[field]}" for field in FIELDS)
+        parts = [self.fields["Subject"], self.description, trailers]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    @classmethod
+    def from_commit(cls, name: str, author: str, message: str, diff: bytes) -> "Patch":
+        """Rebuild a patch from its commit.
+
+        Raises:
+            ToolError: The message lacks a trailer of `FIELDS`.
+        """
+        subject, _, rest = message.strip("\n").partition("\n")
+        body, _, last = rest.strip("\n").rpartition("\n\n")
+        trailers = dict(
+            (match[1], match[2])
+            for line in (last or rest).strip("\n").split("\n")
+            if (match := _FIELD.fullmatch(line))
+        )
+        missing = [field for field in FIELDS if field not in trailers]
+        if missing:
+            raise _bad(
+                name, f"the commit {subject!r} lacks the trailers {', '.join(missing)}"
+            )
+        fields = {"From": author, "Subject": subject} | {
+            field: trailers[field] for field in FIELDS
+        }
+        return cls(name, fields, body.strip("\n"), diff)
+
+    def hunks(self) -> Iterator[Hunk]:
+        """Iterate over the hunks of all files.
+
+        Raises:
+            ToolError: The diff cannot be read.
+        """
+        try:
+            # latin-1 maps every byte to one character and back.
+            files = PatchSet(self.diff.decode("latin-1"))
+        except UnidiffParseError as error:
+            raise _bad(self.name, f"its diff is malformed: {error}") from error
+        for file in files:
+            if file.is_added_file:
+                continue
+            path = file.source_file.removeprefix("a/").encode("latin-1").decode()
+            for hunk in file:
+                old = tuple(
+                    line.value.encode("latin-1")
+                    for line in hunk
+                    if line.is_context or line.is_removed
+                )
+                header = f"@@ -{hunk.source_start},{hunk.source_length} @@"
+                yield Hunk(path, header, hunk.source_start, old)
+
+
+def check_place(name: str, hunk: Hunk, content: bytes | None) -> None:
+    """Check that a hunk's old lines stand exactly where it says.
+
+    git itself would search for them elsewhere, and could find a similar function.
+
+    Args:
+        name: The patch, for the error.
+        hunk: The hunk.
+        content: The file as the patches before this one left it; None: no file.
+
+    Raises:
+        ToolError: Other lines stand there; expected and found ones are shown.
+    """
+    where = f"{name} does not apply: {hunk.path}, hunk {hunk.header}"
+    if content is None:
+        raise _failed(f"{where}: there is no such file", ())
+    lines = content.split(b"\n")
+    lines = [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+    first = max(hunk.start - 1, 0)
+    found = lines[first : first + len(hunk.old_lines)]
+    if tuple(found) == hunk.old_lines:
+        return
+    pairs = list(zip(hunk.old_lines, found, strict=False))
+    at = next(
+        (i for i, (expected, other) in enumerate(pairs) if expected != other),
+        len(pairs),
+    )
+    moved = _places(lines, hunk.old_lines)
+    elsewhere = (
+        (f"the expected lines stand at line {', '.join(map(str, moved))} instead",)
+        if moved
+        else ()
+    )
+    raise _failed(
+        where,
+        (
+            f"expected from line {hunk.start}, first difference at line "
+            f"{hunk.start + at}:",
+            *(f"  expected: {_show(line)}" for line in hunk.old_lines[at : at + 3]),
+            *(f"  found:    {_show(line)}" for line in found[at : at + 3]),
+            *elsewhere,
+        ),
+    )
+
+
+def _places(lines: list[bytes], wanted: tuple[bytes, ...]) -> list[int]:
+    """Return the line numbers at which `wanted` stands, at most five."""
+    size = len(wanted)
+    starts = (
+        i + 1
+        for i in range(len(lines) - size + 1)
+        if tuple(lines[i : i + size]) == wanted
+    )
+    return [number for number, _ in zip(starts, range(5), strict=False)]
+
+
+def _show(line: bytes) -> str:
+    return line.decode("utf-8", "replace").rstrip("\n").replace("\r", "\\r")
+
+
+def _failed(message: str, details: tuple[str, ...]) -> ToolError:
+    return ToolError(
+        Outcome.PATCH_FAILED,
+        message,
+        ("Mend the patch, or restore the file that it was made for",),
+        details,
+    )
+
+
+def _bad(name: str, why: str) -> ToolError:
+    return ToolError(Outcome.BAD_PATCH, f"{name}: {why}", (f"Mend {name}",))

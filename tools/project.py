@@ -1,0 +1,113 @@
+"""Where everything of one checkout lives."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from tools.errors import ToolError
+from tools.outcome import Outcome
+from tools.process import run
+
+
+def default_cache() -> Path:
+    """Return the user's download cache: TAGMA_CACHE, or the XDG cache folder."""
+    if named := os.environ.get("TAGMA_CACHE"):
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "vllm-tagma"
+
+
+@dataclass(frozen=True)
+class Project:
+    """The folders of a checkout.
+
+    Args:
+        root: The repository.
+        build: Generated files; nothing in it is precious but the user's edits.
+        cache: Downloads, shared by all checkouts of a user.
+    """
+
+    root: Path
+    build: Path
+    cache: Path
+
+    @classmethod
+    def at(cls, root: Path, build: Path | None = None) -> "Project":
+        """Return the project of a checkout, with its default folders."""
+        root = root.resolve()
+        return cls(root, (build or root / "build").resolve(), default_cache())
+
+    @property
+    def pin_file(self) -> Path:
+        """The pin of the upstream release."""
+        return self.root / "upstream" / "pin.toml"
+
+    @property
+    def patches(self) -> Path:
+        """The patch series."""
+        return self.root / "patches"
+
+    @property
+    def tree(self) -> Path:
+        """The patched source, a git repository."""
+        return self.build / "tree"
+
+    @property
+    def venv(self) -> Path:
+        """The virtual environment that serves."""
+        return self.build / "venv"
+
+    def check_place(self) -> None:
+        """Refuse a build folder that would litter somebody's git repository.
+
+        Raises:
+            ToolError: A repository encloses the build folder and does not ignore it.
+        """
+        folder = self.build if self.build.is_dir() else self.build.parent
+        outer = next(
+            (up for up in (folder, *folder.parents) if (up / ".git").exists()), None
+        )
+        if outer is None:
+            return
+        # The user's own ignore rules count here, so git runs with their settings.
+        ignored = run(
+            ["git", "-C", outer, "check-ignore", "--quiet", f"{self.build}/x"],
+            check=False,
+        )
+        if ignored.status == 1:
+            raise ToolError(
+                Outcome.BAD_PLACE,
+                f"the build folder {self.build} lies inside the git repository "
+                f"{outer}, which does not ignore it",
+                (
+                    "Choose a folder outside it: python -m tools --build DIR …",
+                    f"or add it to {outer / '.gitignore'}",
+                ),
+            )
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the build folder for one command.
+
+        Raises:
+            ToolError: Another run holds it, or it lies in a bad place.
+        """
+        self.check_place()
+        self.build.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.build / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise ToolError(
+                Outcome.LOCKED,
+                f"another run is at work in {self.build}",
+                ("Wait until it ends, then run the command again",),
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()

@@ -1,0 +1,400 @@
+"""The patched tree: a git repository made from pin, overlays and series alone.
+
+Every commit is built in the object store with an index of its own. The work tree
+moves once, at the end, so a run that fails or is killed leaves the last good tree,
+or one that the next run completes.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tools import console, overlay
+from tools.errors import ToolError
+from tools.git import Repository
+from tools.outcome import Outcome
+from tools.patch import Patch, check_place
+from tools.pin import Pin, write_lock
+from tools.project import Project
+from tools.series import Series
+from tools.source import Source
+
+_SCRATCH = "scratch-"
+
+
+@dataclass(frozen=True)
+class State:
+    """What the tree was made from; written before and after the work tree moves.
+
+    Args:
+        inputs: Digest of pin, overlays and series.
+        overlays: The commit that laid the overlays.
+        commit: The last commit of the series.
+        moving: The work tree is on its way to `commit`.
+    """
+
+    inputs: str
+    overlays: str
+    commit: str
+    moving: bool
+
+    @classmethod
+    def read(cls, path: Path) -> "State | None":
+        """Return the recorded state; None if there is none."""
+        try:
+            return cls(**json.loads(path.read_text("utf-8")))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise ToolError(
+                Outcome.TREE_EDITED,
+                f"{path} is damaged, so edits in the tree cannot be told apart",
+                ("Save what you need from the tree, then remove its folder",),
+            ) from error
+
+    def write(self, path: Path) -> None:
+        """Record the state in one step."""
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(self)), "utf-8")
+        os.replace(partial, path)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Everything that determines the tree."""
+
+    pin: Pin
+    overlays: tuple[overlay.OverlayFile, ...]
+    series: Series
+
+    @classmethod
+    def read(cls, project: Project) -> "Inputs":
+        """Read and check all inputs.
+
+        Raises:
+            ToolError: The pin or the series is broken.
+        """
+        return cls(
+            Pin.read(project.pin_file),
+            tuple(overlay.files(project.root)),
+            Series.read(project.patches),
+        )
+
+    def digest(self) -> str:
+        """Return a digest that changes with any input."""
+        total = hashlib.sha256(self.pin.tree.encode())
+        for file in self.overlays:
+            total.update(f"\0{file.target}\0{file.mode}\0".encode())
+            total.update(hashlib.sha256(file.source.read_bytes()).digest())
+        for path in self.series.paths:
+            total.update(f"\0{path.name}\0".encode())
+            total.update(hashlib.sha256(path.read_bytes()).digest())
+        return total.hexdigest()
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The result of an apply.
+
+    Args:
+        outcome: DONE or UNCHANGED.
+        commit: The tree's commit.
+        tree: Its git tree id.
+        patches: How many patches it has.
+        dropped: The copy of edits that were dropped.
+    """
+
+    outcome: Outcome
+    commit: str
+    tree: str
+    patches: int
+    dropped: Path | None
+
+
+class Tree:
+    """The patched tree of a project. The caller holds the project's lock."""
+
+    def __init__(self, project: Project):
+        self.project = project
+        self.repository = Repository(project.tree)
+        self.state_file = self.repository.git_dir / "tagma.json"
+
+    @property
+    def state(self) -> State | None:
+        """The recorded state."""
+        return State.read(self.state_file)
+
+    def apply(
+        self, source: Source, *, drop: bool = False, relock: bool = False
+    ) -> Applied:
+        """Make the tree equal to its inputs.
+
+        Args:
+            source: Where the release comes from if it is not imported yet.
+            drop: Drop edits in the tree, keeping a copy, instead of stopping.
+            relock: Accept the resulting tree as the new lock.
+
+        Raises:
+            ToolError: An input is broken or the tree has edits. The tree is then
+                as it was.
+        """
+        inputs = Inputs.read(self.project)
+        digest = inputs.digest()
+        self._remove_scratch()
+        self._complete_move()
+        dropped = self._drop_edits() if drop else None
+        self.refuse_edits()
+        state = self.state
+        if state and state.inputs == digest and not relock:
+            tree = self.repository.tree_of(state.commit)
+            self._check_lock(inputs.pin, tree)
+            outcome = Outcome.DONE if dropped else Outcome.UNCHANGED
+            return Applied(
+                outcome, state.commit, tree, len(inputs.series.names), dropped
+            )
+        self.repository.init()
+        base = self._import_base(inputs.pin, source)
+        new = self._build(inputs, base, digest)
+        tree = self.repository.tree_of(new.commit)
+        if relock:
+            write_lock(self.project.pin_file, tree)
+        else:
+            self._check_lock(inputs.pin, tree)
+        self._move(new)
+        return Applied(
+            Outcome.DONE, new.commit, tree, len(inputs.series.names), dropped
+        )
+
+    def refuse_edits(self) -> None:
+        """Stop if the tree holds anything that its inputs did not put there.
+
+        Raises:
+            ToolError: It does; the error names what to do.
+        """
+        state = self.state
+        if state is None:
+            return
+        commits = self.repository.resolve("HEAD") != state.commit
+        paths = self.repository.changed_paths()
+        if not commits and not paths:
+            return
+        what = "commits that are not in patches/" if commits else "uncommitted edits"
+        steps = (
+            f"Keep them: commit them in {self.project.tree}, one commit per patch, "
+            "then run: python -m tools export",
+            "Drop them (a copy is kept): python -m tools apply --drop",
+        )
+        shown = tuple(paths[:10]) + (("…",) if len(paths) > 10 else ())
+        raise ToolError(
+            Outcome.TREE_EDITED, f"{self.project.tree} has {what}", steps, shown
+        )
+
+    def require_current(self, *, edits: bool = False) -> None:
+        """Stop unless the tree is what its inputs make.
+
+        Args:
+            edits: Accept edits in the tree.
+
+        Raises:
+            ToolError: There is no tree, it is older than its inputs, or edited.
+        """
+        state = self.state
+        step = ("Make it: python -m tools apply (or: make apply)",)
+        if state is None or state.moving:
+            raise ToolError(
+                Outcome.OUT_OF_SYNC,
+                f"there is no patched tree in {self.project.tree}",
+                step,
+            )
+        if not edits:
+            self.refuse_edits()
+        if state.inputs != Inputs.read(self.project).digest():
+            raise ToolError(
+                Outcome.OUT_OF_SYNC,
+                f"{self.project.tree} is older than patches/, overlays or pin",
+                step,
+            )
+
+    def adopt_head(self) -> None:
+        """Take the tree's HEAD as ours, after it has been exported."""
+        state, head = self.state, self.repository.resolve("HEAD")
+        assert state and head
+        State("", state.overlays, head, False).write(self.state_file)
+
+    def _remove_scratch(self) -> None:
+        for left in self.project.build.glob(f"{_SCRATCH}*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    @contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(
+            prefix=_SCRATCH, dir=self.project.build
+        ) as path:
+            yield Path(path)
+
+    def _complete_move(self) -> None:
+        """Finish a move of the work tree that a killed run began."""
+        if not self.repository.exists:
+            return
+        state = self.state
+        if state and state.moving:
+            console.note("An earlier run was interrupted; completing it …")
+            # We hold the lock, so this is what the killed run left behind.
+            (self.repository.git_dir / "index.lock").unlink(missing_ok=True)
+            self._move(state)
+
+    def _drop_edits(self) -> Path | None:
+        """Move edits out of the tree and return their copy, if there were any."""
+        state = self.state
+        if state is None:
+            return None
+        repository = self.repository
+        with self._scratch() as scratch:
+            index = scratch / "index"
+            shutil.copyfile(repository.git_dir / "index", index)
+            repository.git("add", "-A", index=index)
+            tree = repository.git("write-tree", index=index).text
+        head = repository.resolve("HEAD")
+        if head == state.commit and tree == repository.tree_of(state.commit):
+            return None
+        kept = repository.commit_tree(tree, "Dropped edits\n", head)
+        folder = self.project.build / "dropped"
+        folder.mkdir(exist_ok=True)
+        copy = folder / f"{kept[:12]}.patch"
+        copy.write_bytes(
+            repository.git(
+                "diff", "--binary", "--full-index", state.commit, kept
+            ).stdout
+        )
+        repository.git("update-ref", f"refs/tagma/dropped/{kept[:12]}", kept)
+        self._move(state)
+        repository.git("clean", "-fdq")
+        return copy
+
+    def _import_base(self, pin: Pin, source: Source) -> str:
+        """Return the commit of the pinned release, importing it if need be."""
+        repository = self.repository
+        reference = f"refs/tagma/base/{pin.tree}"
+        if base := repository.resolve(reference):
+            return base
+        with self._scratch() as scratch:
+            tree = source.import_into(repository, pin, scratch)
+        if tree != pin.tree:
+            raise ToolError(
+                Outcome.WRONG_TREE,
+                f"{source.name} does not give the pinned tree of {pin.version}",
+                ("Use the pinned sdist (the default source)",),
+                (f"expected tree {pin.tree}", f"found    tree {tree}"),
+            )
+        base = repository.commit_tree(tree, f"Import vllm {pin.version}\n", None)
+        repository.git("update-ref", reference, base)
+        return base
+
+    def _build(self, inputs: Inputs, base: str, digest: str) -> State:
+        """Build all commits on top of the base; nothing but objects is written."""
+        with self._scratch() as scratch:
+            index = scratch / "index"
+            self.repository.git("read-tree", base, index=index)
+            self._lay_overlays(inputs, base, index)
+            commit = overlays = self._commit_index(index, "Lay the overlays\n", base)
+            paths = inputs.series.paths
+            with console.step("apply the series", len(paths)) as step:
+                for path in paths:
+                    commit = self._apply_patch(path, commit, index)
+                    step.advance(1)
+        return State(digest, overlays, commit, True)
+
+    def _lay_overlays(self, inputs: Inputs, base: str, index: Path) -> None:
+        repository = self.repository
+        listed = repository.git("ls-tree", "-r", "-z", "--name-only", base).text
+        upstream = set(listed.split("\0"))
+        for file in inputs.overlays:
+            if file.target in upstream:
+                raise ToolError(
+                    Outcome.BAD_OVERLAY,
+                    f"{file.source} would replace upstream's {file.target}",
+                    ("Rename the overlay file, or change upstream's file by a patch",),
+                )
+        paths = "".join(f"{file.source}\n" for file in inputs.overlays)
+        blobs = repository.git(
+            "hash-object", "-w", "--no-filters", "--stdin-paths", stdin=paths.encode()
+        ).text.split()
+        entries = "".join(
+            f"{file.mode} {blob}\t{file.target}\0"
+            for file, blob in zip(inputs.overlays, blobs, strict=True)
+        )
+        repository.git(
+            "update-index", "-z", "--index-info", stdin=entries.encode(), index=index
+        )
+
+    def _apply_patch(self, path: Path, parent: str, index: Path) -> str:
+        patch = Patch.parse(path.name, path.read_bytes())
+        for hunk in patch.hunks():
+            blob = self.repository.git(
+                "cat-file", "blob", f":{hunk.path}", index=index, check=False
+            )
+            check_place(path.name, hunk, blob.stdout if blob.status == 0 else None)
+        done = self.repository.git(
+            "apply",
+            "--cached",
+            "--whitespace=nowarn",
+            "-",
+            stdin=patch.diff,
+            index=index,
+            check=False,
+        )
+        if done.status != 0:
+            raise ToolError(
+                Outcome.PATCH_FAILED,
+                f"{path.name} does not apply",
+                ("Mend the patch, or restore the file that it was made for",),
+                tuple(done.error_text.splitlines()),
+            )
+        commit = self._commit_index(
+            index,
+            patch.message,
+            parent,
+            patch.fields["From"],
+            f"{patch.fields['Last-Update']}T00:00:00+0000",
+        )
+        if self.repository.tree_of(commit) == self.repository.tree_of(parent):
+            raise ToolError(
+                Outcome.BAD_PATCH,
+                f"{path.name} changes nothing",
+                ("Remove it from the series",),
+            )
+        return commit
+
+    def _commit_index(
+        self, index: Path, message: str, parent: str, *author_and_date: str
+    ) -> str:
+        tree = self.repository.git("write-tree", index=index).text
+        return self.repository.commit_tree(tree, message, parent, *author_and_date)
+
+    def _check_lock(self, pin: Pin, tree: str) -> None:
+        if tree != pin.patched_tree:
+            raise ToolError(
+                Outcome.WRONG_TREE,
+                "the patched tree is not the one that upstream/tree.lock holds",
+                (
+                    "If you changed overlays or patches: python -m tools apply --lock",
+                    "Otherwise restore them: git status; git diff",
+                ),
+                (
+                    f"expected tree {pin.patched_tree or '(none)'}",
+                    f"found    tree {tree}",
+                ),
+            )
+
+    def _move(self, state: State) -> None:
+        """Move the work tree to the state's commit; a killed run repeats it."""
+        moving = State(state.inputs, state.overlays, state.commit, True)
+        moving.write(self.state_file)
+        self.repository.git("reset", "--hard", "--quiet", state.commit)
+        State(state.inputs, state.overlays, state.commit, False).write(self.state_file)
