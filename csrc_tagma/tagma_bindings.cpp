@@ -1,0 +1,824 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+
+// Python module `vllm.tagma`: the range allocator of the tagma KV cache
+// backend. Limited API, so that one binary serves Python 3.11 and later.
+
+#include <Python.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "kv_allocator.h"
+
+namespace {
+
+using vllm::tagma::kMaxBlocks;
+using vllm::tagma::KVAllocator;
+using vllm::tagma::Range;
+using vllm::tagma::RangeList;
+using vllm::tagma::Result;
+using vllm::tagma::Status;
+
+struct ModuleState {
+  PyObject* out_of_blocks_error;
+  PyObject* range_cap_error;
+  PyObject* allocator_type;
+  PyObject* ranges_type;
+};
+
+struct AllocatorObject {
+  PyObject_HEAD
+      // Owned by the module, which the type keeps alive.
+      ModuleState* state;
+  KVAllocator* engine;
+};
+
+struct RangesObject {
+  PyObject_HEAD AllocatorObject* allocator;  // Strong reference.
+  RangeList blocks;
+  bool is_view;  // Made by extend(): holds no references.
+};
+
+AllocatorObject* as_allocator(PyObject* self) {
+  return reinterpret_cast<AllocatorObject*>(self);
+}
+
+RangesObject* as_ranges(PyObject* self) {
+  return reinterpret_cast<RangesObject*>(self);
+}
+
+KVAllocator& engine_of(PyObject* self) { return *as_allocator(self)->engine; }
+
+// Runs `body` and turns C++ exceptions into Python's; none may cross into C.
+template <typename Body>
+PyObject* guarded(Body body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return nullptr;
+  }
+}
+
+// `count` is what the caller asked for. Returns null.
+PyObject* raise(AllocatorObject* self, const Result& result,
+                int64_t count = 0) {
+  const KVAllocator& engine = *self->engine;
+  const auto value = static_cast<long long>(result.value);
+  const auto asked = static_cast<long long>(count);
+  switch (result.status) {
+    case Status::kOk:
+      break;
+    case Status::kBadCount:
+      return PyErr_Format(PyExc_ValueError,
+                          "count must be at least 1, got %lld", value);
+    case Status::kBadBlock:
+      return PyErr_Format(PyExc_ValueError,
+                          "block id %lld is outside the pool: ids are in "
+                          "[0, %d)",
+                          value, engine.num_blocks());
+    case Status::kBlockFree:
+      return PyErr_Format(PyExc_ValueError,
+                          "block %lld is free: neither a request nor the "
+                          "cache holds it; allocate it with extend()",
+                          value);
+    case Status::kBlockNotHeld:
+      return PyErr_Format(PyExc_ValueError,
+                          "block %lld has no request reference left; release "
+                          "only what was acquired, cache only held blocks",
+                          value);
+    case Status::kAlreadyCached:
+      return PyErr_Format(PyExc_ValueError,
+                          "block %lld is cached already; uncache() it first",
+                          value);
+    case Status::kNotCached:
+      return PyErr_Format(PyExc_ValueError,
+                          "block %lld is not cached; check is_cached() first",
+                          value);
+    case Status::kTooManyRefs:
+      return PyErr_Format(PyExc_OverflowError,
+                          "block %lld has %d request references, the count "
+                          "would overflow; release some",
+                          value, engine.ref_count(static_cast<int>(value)));
+    case Status::kOutOfBlocks:
+      return PyErr_Format(self->state->out_of_blocks_error,
+                          "%lld blocks (alignment %d) are needed, %lld of %d "
+                          "are free or cache-only; release a request and retry",
+                          asked, engine.alignment(), value,
+                          engine.num_blocks());
+    case Status::kNoExtent:
+      return PyErr_Format(self->state->out_of_blocks_error,
+                          "no %lld contiguous blocks: the longest stretch that "
+                          "no request holds has %lld; release a request, or "
+                          "use extend(), which may use several ranges",
+                          asked, value);
+    case Status::kRangeCap:
+      return PyErr_Format(self->state->range_cap_error,
+                          "the request would have %lld ranges or more, "
+                          "max_ranges is %d; ask for fewer blocks, or release "
+                          "the request and allocate it anew",
+                          value, engine.max_ranges());
+  }
+  PyErr_SetString(PyExc_SystemError, "tagma: an error without a cause");
+  return nullptr;
+}
+
+// ---- Arguments. ----
+
+bool check_nargs(const char* name, Py_ssize_t got, Py_ssize_t expected) {
+  if (got == expected) {
+    return true;
+  }
+  PyErr_Format(PyExc_TypeError, "%s() takes %zd positional arguments, got %zd",
+               name, expected, got);
+  return false;
+}
+
+// Values beyond int64 become its limits, which every bound check rejects.
+bool parse_int(PyObject* arg, int64_t* out) {
+  int overflow = 0;
+  const long long value = PyLong_AsLongLongAndOverflow(arg, &overflow);
+  if (value == -1 && PyErr_Occurred()) {
+    return false;
+  }
+  *out = overflow > 0 ? INT64_MAX : overflow < 0 ? INT64_MIN : value;
+  return true;
+}
+
+bool parse_block(PyObject* self, PyObject* arg, int32_t* block) {
+  int64_t value = 0;
+  if (!parse_int(arg, &value)) {
+    return false;
+  }
+  if (!engine_of(self).contains(value)) {
+    raise(as_allocator(self), {Status::kBadBlock, value});
+    return false;
+  }
+  *block = static_cast<int32_t>(value);
+  return true;
+}
+
+// Reads a sequence of block ids. An item's __index__ may run Python code, so
+// nothing is borrowed and no engine state is touched here.
+bool parse_blocks(PyObject* self, PyObject* arg, std::vector<int32_t>* blocks) {
+  PyObject* list = PySequence_List(arg);
+  if (list == nullptr) {
+    return false;
+  }
+  bool ok = true;
+  blocks->reserve(PyList_Size(list));
+  for (Py_ssize_t i = 0; ok && i < PyList_Size(list); ++i) {
+    int32_t block = 0;
+    ok = parse_block(self, PyList_GetItem(list, i), &block);
+    if (ok) {
+      blocks->push_back(block);
+    }
+  }
+  Py_DECREF(list);
+  return ok;
+}
+
+// A request's blocks of this allocator, or null with an exception set.
+RangesObject* parse_request(PyObject* self, PyObject* arg) {
+  AllocatorObject* allocator = as_allocator(self);
+  if (reinterpret_cast<PyObject*>(Py_TYPE(arg)) !=
+      allocator->state->ranges_type) {
+    PyErr_SetString(PyExc_TypeError,
+                    "ranges must be a KVRanges made by new_ranges()");
+    return nullptr;
+  }
+  RangesObject* ranges = as_ranges(arg);
+  if (ranges->allocator != allocator) {
+    PyErr_SetString(PyExc_ValueError,
+                    "ranges belongs to another KVAllocator; pass it to the one "
+                    "whose new_ranges() made it");
+    return nullptr;
+  }
+  if (ranges->is_view) {
+    PyErr_SetString(PyExc_ValueError,
+                    "ranges is what extend() returned, a view that holds no "
+                    "references; pass the request's own KVRanges");
+    return nullptr;
+  }
+  return ranges;
+}
+
+PyObject* list_of_blocks(const std::vector<int32_t>& blocks) {
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(blocks.size()));
+  for (size_t i = 0; list != nullptr && i < blocks.size(); ++i) {
+    PyObject* id = PyLong_FromLong(blocks[i]);
+    if (id == nullptr) {
+      Py_CLEAR(list);
+    } else {
+      PyList_SetItem(list, static_cast<Py_ssize_t>(i), id);
+    }
+  }
+  return list;
+}
+
+PyObject* tuple_of(const Range& range) {
+  return Py_BuildValue("(ii)", range.start, range.count);
+}
+
+PyObject* allocate_object(PyObject* type) {
+  auto* tp = reinterpret_cast<PyTypeObject*>(type);
+  const auto alloc =
+      reinterpret_cast<allocfunc>(PyType_GetSlot(tp, Py_tp_alloc));
+  return alloc(tp, 0);
+}
+
+void free_object(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
+  Py_DECREF(type);
+}
+
+// ---- KVRanges. ----
+
+PyObject* new_ranges_object(AllocatorObject* allocator, bool is_view) {
+  PyObject* self = allocate_object(allocator->state->ranges_type);
+  if (self != nullptr) {
+    RangesObject* ranges = as_ranges(self);
+    new (&ranges->blocks) RangeList;
+    ranges->is_view = is_view;
+    ranges->allocator = allocator;
+    Py_INCREF(reinterpret_cast<PyObject*>(allocator));
+  }
+  return self;
+}
+
+void ranges_dealloc(PyObject* self) {
+  RangesObject* ranges = as_ranges(self);
+  PyObject* allocator = reinterpret_cast<PyObject*>(ranges->allocator);
+  ranges->blocks.~RangeList();
+  free_object(self);
+  Py_DECREF(allocator);
+}
+
+Py_ssize_t ranges_length(PyObject* self) {
+  return static_cast<Py_ssize_t>(as_ranges(self)->blocks.num_blocks());
+}
+
+// A negative index arrives with the length added.
+PyObject* ranges_item(PyObject* self, Py_ssize_t index) {
+  const RangeList& blocks = as_ranges(self)->blocks;
+  if (index < 0 || index >= blocks.num_blocks()) {
+    return PyErr_Format(PyExc_IndexError,
+                        "index is out of range: the request has %lld blocks",
+                        static_cast<long long>(blocks.num_blocks()));
+  }
+  return PyLong_FromLong(blocks.at(index));
+}
+
+PyObject* ranges_num_ranges(PyObject* self, void*) {
+  return PyLong_FromSize_t(as_ranges(self)->blocks.num_ranges());
+}
+
+PyObject* ranges_ranges(PyObject* self, PyObject*) {
+  const std::vector<Range>& ranges = as_ranges(self)->blocks.ranges();
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(ranges.size()));
+  for (size_t i = 0; list != nullptr && i < ranges.size(); ++i) {
+    PyObject* pair = tuple_of(ranges[i]);
+    if (pair == nullptr) {
+      Py_CLEAR(list);
+    } else {
+      PyList_SetItem(list, static_cast<Py_ssize_t>(i), pair);
+    }
+  }
+  return list;
+}
+
+// Resolves a slice bound as Python's slices do.
+bool parse_bound(PyObject* arg, int64_t length, int64_t fallback,
+                 int64_t* bound) {
+  *bound = fallback;
+  if (arg == nullptr || arg == Py_None) {
+    return true;
+  }
+  if (!parse_int(arg, bound)) {
+    return false;
+  }
+  if (*bound < 0) {
+    *bound = *bound < -length ? 0 : *bound + length;
+  }
+  *bound = std::min(*bound, length);
+  return true;
+}
+
+PyObject* ranges_block_ids(PyObject* self, PyObject* args, PyObject* kwargs) {
+  static const char* keywords[] = {"start", "stop", nullptr};
+  PyObject* start_arg = nullptr;
+  PyObject* stop_arg = nullptr;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:block_ids",
+                                   const_cast<char**>(keywords), &start_arg,
+                                   &stop_arg)) {
+    return nullptr;
+  }
+  const RangeList& blocks = as_ranges(self)->blocks;
+  const int64_t length = blocks.num_blocks();
+  int64_t start = 0;
+  int64_t stop = 0;
+  if (!parse_bound(start_arg, length, 0, &start) ||
+      !parse_bound(stop_arg, length, length, &stop)) {
+    return nullptr;
+  }
+  // A bound's __index__ may have run code that changed the request.
+  stop = std::min(stop, blocks.num_blocks());
+  PyObject* list = PyList_New(stop > start ? stop - start : 0);
+  if (list == nullptr) {
+    return nullptr;
+  }
+  Py_ssize_t i = 0;
+  const bool ok = blocks.for_each(start, stop, [&](int32_t block) {
+    PyObject* id = PyLong_FromLong(block);
+    return id != nullptr && PyList_SetItem(list, i++, id) == 0;
+  });
+  if (!ok) {
+    Py_CLEAR(list);
+  }
+  return list;
+}
+
+// ---- KVAllocator. ----
+
+PyObject* allocator_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* keywords[] = {"num_blocks", "alignment", "max_ranges",
+                                   nullptr};
+  Py_ssize_t num_blocks = 0;
+  Py_ssize_t alignment = 1;
+  Py_ssize_t max_ranges = 256;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "n|nn:KVAllocator",
+                                   const_cast<char**>(keywords), &num_blocks,
+                                   &alignment, &max_ranges)) {
+    return nullptr;
+  }
+  if (num_blocks < 1 || num_blocks > kMaxBlocks) {
+    return PyErr_Format(PyExc_ValueError,
+                        "num_blocks must be in [1, %d], got %zd", kMaxBlocks,
+                        num_blocks);
+  }
+  if (alignment < 1 || num_blocks % alignment != 0) {
+    return PyErr_Format(PyExc_ValueError,
+                        "alignment must be at least 1 and divide num_blocks "
+                        "(%zd), got %zd; round num_blocks down to a multiple",
+                        num_blocks, alignment);
+  }
+  if (max_ranges < 0 || max_ranges > kMaxBlocks) {
+    return PyErr_Format(PyExc_ValueError,
+                        "max_ranges must be in [0, %d], got %zd; 0 means no "
+                        "cap",
+                        kMaxBlocks, max_ranges);
+  }
+  auto* state = static_cast<ModuleState*>(PyType_GetModuleState(type));
+  PyObject* self = allocate_object(reinterpret_cast<PyObject*>(type));
+  if (state == nullptr || self == nullptr) {
+    Py_XDECREF(self);
+    return nullptr;
+  }
+  PyObject* ready = guarded([&]() -> PyObject* {
+    as_allocator(self)->state = state;
+    as_allocator(self)->engine = new KVAllocator(
+        static_cast<int32_t>(num_blocks), static_cast<int32_t>(alignment),
+        static_cast<int32_t>(max_ranges));
+    return self;
+  });
+  if (ready == nullptr) {
+    Py_DECREF(self);
+  }
+  return ready;
+}
+
+void allocator_dealloc(PyObject* self) {
+  delete as_allocator(self)->engine;
+  free_object(self);
+}
+
+PyObject* allocator_allocate(PyObject* self, PyObject* const* args,
+                             Py_ssize_t nargs) {
+  int64_t count = 0;
+  if (!check_nargs("allocate", nargs, 1) || !parse_int(args[0], &count)) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    Range range;
+    const Result result = engine_of(self).allocate(count, &range);
+    return result.ok() ? tuple_of(range)
+                       : raise(as_allocator(self), result, count);
+  });
+}
+
+PyObject* allocator_new_ranges(PyObject* self, PyObject*) {
+  return new_ranges_object(as_allocator(self), /*is_view=*/false);
+}
+
+PyObject* allocator_extend(PyObject* self, PyObject* const* args,
+                           Py_ssize_t nargs) {
+  int64_t count = 0;
+  if (!check_nargs("extend", nargs, 2) || !parse_int(args[1], &count)) {
+    return nullptr;
+  }
+  RangesObject* request = parse_request(self, args[0]);
+  if (request == nullptr) {
+    return nullptr;
+  }
+  PyObject* view = new_ranges_object(as_allocator(self), /*is_view=*/true);
+  if (view == nullptr) {
+    return nullptr;
+  }
+  PyObject* done = guarded([&]() -> PyObject* {
+    const Result result = engine_of(self).extend(&request->blocks, count,
+                                                 &as_ranges(view)->blocks);
+    return result.ok() ? view : raise(as_allocator(self), result, count);
+  });
+  if (done == nullptr) {
+    Py_DECREF(view);
+  }
+  return done;
+}
+
+PyObject* none_or_raise(PyObject* self, const Result& result) {
+  if (!result.ok()) {
+    return raise(as_allocator(self), result);
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* allocator_acquire(PyObject* self, PyObject* const* args,
+                            Py_ssize_t nargs) {
+  if (!check_nargs("acquire", nargs, 2)) {
+    return nullptr;
+  }
+  RangesObject* request = parse_request(self, args[0]);
+  if (request == nullptr) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    std::vector<int32_t> ids;
+    if (!parse_blocks(self, args[1], &ids)) {
+      return nullptr;
+    }
+    RangeList blocks;
+    for (const int32_t id : ids) {
+      blocks.append({id, 1});
+    }
+    return none_or_raise(self,
+                         engine_of(self).acquire(&request->blocks, blocks));
+  });
+}
+
+PyObject* allocator_release(PyObject* self, PyObject* const* args,
+                            Py_ssize_t nargs) {
+  if (!check_nargs("release", nargs, 1)) {
+    return nullptr;
+  }
+  RangesObject* request = parse_request(self, args[0]);
+  if (request == nullptr) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    return none_or_raise(self, engine_of(self).release(&request->blocks));
+  });
+}
+
+PyObject* allocator_retain_blocks(PyObject* self, PyObject* const* args,
+                                  Py_ssize_t nargs) {
+  if (!check_nargs("retain_blocks", nargs, 1)) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    std::vector<int32_t> ids;
+    if (!parse_blocks(self, args[0], &ids)) {
+      return nullptr;
+    }
+    RangeList blocks;
+    for (const int32_t id : ids) {
+      blocks.append({id, 1});
+    }
+    return none_or_raise(self, engine_of(self).retain(blocks));
+  });
+}
+
+PyObject* allocator_release_blocks(PyObject* self, PyObject* const* args,
+                                   Py_ssize_t nargs) {
+  if (!check_nargs("release_blocks", nargs, 1)) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    std::vector<int32_t> ids;
+    if (!parse_blocks(self, args[0], &ids)) {
+      return nullptr;
+    }
+    // The engine releases a list from its end.
+    RangeList blocks;
+    for (auto id = ids.rbegin(); id != ids.rend(); ++id) {
+      blocks.append({*id, 1});
+    }
+    return none_or_raise(self, engine_of(self).release(&blocks));
+  });
+}
+
+PyObject* allocator_cache(PyObject* self, PyObject* const* args,
+                          Py_ssize_t nargs) {
+  int32_t block = 0;
+  if (!check_nargs("cache", nargs, 1) || !parse_block(self, args[0], &block)) {
+    return nullptr;
+  }
+  return none_or_raise(self, engine_of(self).cache(block));
+}
+
+PyObject* allocator_uncache(PyObject* self, PyObject* const* args,
+                            Py_ssize_t nargs) {
+  int32_t block = 0;
+  if (!check_nargs("uncache", nargs, 1) ||
+      !parse_block(self, args[0], &block)) {
+    return nullptr;
+  }
+  return none_or_raise(self, engine_of(self).uncache(block));
+}
+
+PyObject* allocator_is_cached(PyObject* self, PyObject* const* args,
+                              Py_ssize_t nargs) {
+  int32_t block = 0;
+  if (!check_nargs("is_cached", nargs, 1) ||
+      !parse_block(self, args[0], &block)) {
+    return nullptr;
+  }
+  return PyBool_FromLong(engine_of(self).is_cached(block));
+}
+
+PyObject* allocator_ref_count(PyObject* self, PyObject* const* args,
+                              Py_ssize_t nargs) {
+  int32_t block = 0;
+  if (!check_nargs("ref_count", nargs, 1) ||
+      !parse_block(self, args[0], &block)) {
+    return nullptr;
+  }
+  return PyLong_FromLong(engine_of(self).ref_count(block));
+}
+
+PyObject* allocator_take_evicted(PyObject* self, PyObject*) {
+  PyObject* list = list_of_blocks(engine_of(self).evicted());
+  if (list != nullptr) {
+    engine_of(self).clear_evicted();
+  }
+  return list;
+}
+
+PyObject* allocator_check_invariants(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const std::string broken = engine_of(self).check_invariants();
+    if (!broken.empty()) {
+      PyErr_SetString(PyExc_RuntimeError, broken.c_str());
+      return nullptr;
+    }
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* allocator_dump(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const std::string bytes = engine_of(self).dump();
+    return PyBytes_FromStringAndSize(bytes.data(),
+                                     static_cast<Py_ssize_t>(bytes.size()));
+  });
+}
+
+template <int32_t (KVAllocator::*Get)() const>
+PyObject* allocator_get(PyObject* self, void*) {
+  return PyLong_FromLong((engine_of(self).*Get)());
+}
+
+// ---- Types and module. ----
+
+template <typename Function>
+PyCFunction as_method(Function function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef ranges_methods[] = {
+    {"ranges", ranges_ranges, METH_NOARGS,
+     "ranges($self, /)\n--\n\n"
+     "Return the ranges as a list of (start, count), both in blocks."},
+    {"block_ids", as_method(ranges_block_ids), METH_VARARGS | METH_KEYWORDS,
+     "block_ids($self, /, start=0, stop=None)\n--\n\n"
+     "Return the ids of the blocks at [start, stop) as a list.\n\n"
+     "The bounds are block indices and behave as in a slice."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyGetSetDef ranges_getset[] = {
+    {"num_ranges", ranges_num_ranges, nullptr, "Number of ranges.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyType_Slot ranges_slots[] = {
+    {Py_tp_doc,
+     const_cast<char*>("The blocks of one request, in order, as ranges.\n\n"
+                       "Made by KVAllocator.new_ranges(). Only release() drops "
+                       "its references; deleting the object does not.")},
+    {Py_tp_dealloc, reinterpret_cast<void*>(ranges_dealloc)},
+    {Py_tp_methods, ranges_methods},
+    {Py_tp_getset, ranges_getset},
+    {Py_tp_iter, reinterpret_cast<void*>(PySeqIter_New)},
+    {Py_sq_length, reinterpret_cast<void*>(ranges_length)},
+    {Py_sq_item, reinterpret_cast<void*>(ranges_item)},
+    {0, nullptr},
+};
+
+PyType_Spec ranges_spec = {"vllm.tagma.KVRanges", sizeof(RangesObject), 0,
+                           Py_TPFLAGS_DEFAULT |
+                               Py_TPFLAGS_DISALLOW_INSTANTIATION |
+                               Py_TPFLAGS_IMMUTABLETYPE,
+                           ranges_slots};
+
+PyMethodDef allocator_methods[] = {
+    {"allocate", as_method(allocator_allocate), METH_FASTCALL,
+     "allocate($self, count, /)\n--\n\n"
+     "Take `count` contiguous blocks and return (start, count), in blocks.\n\n"
+     "Each block gets one request reference; drop it with release_blocks().\n"
+     "`count` is rounded up to the alignment. Evicts cache-only blocks until\n"
+     "one extent is long enough. May scan the pool: not for the hot path.\n"
+     "Raises OutOfBlocksError, and then nothing has changed."},
+    {"new_ranges", allocator_new_ranges, METH_NOARGS,
+     "new_ranges($self, /)\n--\n\n"
+     "Return an empty KVRanges for a new request."},
+    {"extend", as_method(allocator_extend), METH_FASTCALL,
+     "extend($self, ranges, count, /)\n--\n\n"
+     "Append `count` blocks to the request and return a view of just those.\n\n"
+     "`count` is rounded up to the alignment. The last range grows in place\n"
+     "where the blocks behind it are free; the rest comes from the largest\n"
+     "extents. Missing blocks are evicted, least recently used first. The\n"
+     "view is for reading: it holds no references.\n"
+     "Raises OutOfBlocksError or RangeCapError, and then nothing has changed."},
+    {"acquire", as_method(allocator_acquire), METH_FASTCALL,
+     "acquire($self, ranges, block_ids, /)\n--\n\n"
+     "Add a request reference to each block and append it to the request.\n\n"
+     "Raises ValueError for a free block and RangeCapError beyond the cap,\n"
+     "and then nothing has changed."},
+    {"release", as_method(allocator_release), METH_FASTCALL,
+     "release($self, ranges, /)\n--\n\n"
+     "Drop the request's reference on each block, last block first.\n\n"
+     "Blocks without any reference become free; cached ones become the most\n"
+     "recently used cache-only blocks. `ranges` is empty afterwards."},
+    {"retain_blocks", as_method(allocator_retain_blocks), METH_FASTCALL,
+     "retain_blocks($self, block_ids, /)\n--\n\n"
+     "Add a request reference to each block.\n\n"
+     "Raises ValueError for a free block, and then nothing has changed."},
+    {"release_blocks", as_method(allocator_release_blocks), METH_FASTCALL,
+     "release_blocks($self, block_ids, /)\n--\n\n"
+     "Drop a request reference of each block, in the order given.\n\n"
+     "Raises ValueError for a block without one, and then nothing has\n"
+     "changed."},
+    {"cache", as_method(allocator_cache), METH_FASTCALL,
+     "cache($self, block_id, /)\n--\n\n"
+     "Set the block's cache reference. A request must hold the block.\n\n"
+     "Raises ValueError if none does or if the block is cached already."},
+    {"uncache", as_method(allocator_uncache), METH_FASTCALL,
+     "uncache($self, block_id, /)\n--\n\n"
+     "Drop the block's cache reference. A cache-only block becomes free.\n\n"
+     "Raises ValueError if the block is not cached."},
+    {"is_cached", as_method(allocator_is_cached), METH_FASTCALL,
+     "is_cached($self, block_id, /)\n--\n\n"
+     "Return whether the block has its cache reference."},
+    {"ref_count", as_method(allocator_ref_count), METH_FASTCALL,
+     "ref_count($self, block_id, /)\n--\n\n"
+     "Return the block's number of request references."},
+    {"take_evicted", allocator_take_evicted, METH_NOARGS,
+     "take_evicted($self, /)\n--\n\n"
+     "Return the blocks evicted since the last call, in eviction order.\n\n"
+     "The list grows until it is taken."},
+    {"check_invariants", allocator_check_invariants, METH_NOARGS,
+     "check_invariants($self, /)\n--\n\n"
+     "Raise RuntimeError for the first broken invariant. Scans the pool."},
+    {"dump", allocator_dump, METH_NOARGS,
+     "dump($self, /)\n--\n\n"
+     "Return all state that later calls depend on, as opaque bytes.\n\n"
+     "For tests: equal bytes mean equal state. The order in which extents\n"
+     "are searched is part of it."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyGetSetDef allocator_getset[] = {
+    {"num_blocks", allocator_get<&KVAllocator::num_blocks>, nullptr,
+     "Number of blocks in the pool.", nullptr},
+    {"num_free_blocks", allocator_get<&KVAllocator::num_free_blocks>, nullptr,
+     "Number of blocks that an allocation can get: free or cache-only. With\n"
+     "an alignment, only blocks of aligned groups that no request holds.",
+     nullptr},
+    {"num_cache_only_blocks",
+     allocator_get<&KVAllocator::num_cache_only_blocks>, nullptr,
+     "Number of blocks that only the cache holds.", nullptr},
+    {"num_extents", allocator_get<&KVAllocator::num_extents>, nullptr,
+     "Number of free extents.", nullptr},
+    {"largest_extent", allocator_get<&KVAllocator::largest_extent>, nullptr,
+     "Length of the largest free extent, in blocks.", nullptr},
+    {"max_ranges", allocator_get<&KVAllocator::max_ranges>, nullptr,
+     "Most ranges that a request may have; 0 means no cap.", nullptr},
+    {"alignment", allocator_get<&KVAllocator::alignment>, nullptr,
+     "What starts and counts are multiples of, in blocks.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyType_Slot allocator_slots[] = {
+    {Py_tp_doc,
+     const_cast<char*>(
+         "KVAllocator(num_blocks, alignment=1, max_ranges=256)\n--\n\n"
+         "A pool of KV blocks, given out as contiguous ranges.\n\n"
+         "Block ids are in [0, num_blocks). `alignment`, in blocks, must\n"
+         "divide num_blocks; allocated starts and counts are multiples of it.\n"
+         "`max_ranges` caps the ranges of one request; 0 means no cap.")},
+    {Py_tp_new, reinterpret_cast<void*>(allocator_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(allocator_dealloc)},
+    {Py_tp_methods, allocator_methods},
+    {Py_tp_getset, allocator_getset},
+    {0, nullptr},
+};
+
+PyType_Spec allocator_spec = {"vllm.tagma.KVAllocator", sizeof(AllocatorObject),
+                              0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+                              allocator_slots};
+
+ModuleState* state_of(PyObject* module) {
+  return static_cast<ModuleState*>(PyModule_GetState(module));
+}
+
+// Adds `object`, which may be null, to the module and keeps the reference.
+bool add(PyObject* module, const char* name, PyObject* object,
+         PyObject** slot) {
+  *slot = object;
+  return object != nullptr && PyModule_AddObjectRef(module, name, object) == 0;
+}
+
+int module_exec(PyObject* module) {
+  ModuleState* state = state_of(module);
+  const bool ok =
+      add(module, "OutOfBlocksError",
+          PyErr_NewExceptionWithDoc("vllm.tagma.OutOfBlocksError",
+                                    "Too few blocks are free or cache-only.",
+                                    PyExc_RuntimeError, nullptr),
+          &state->out_of_blocks_error) &&
+      add(module, "RangeCapError",
+          PyErr_NewExceptionWithDoc(
+              "vllm.tagma.RangeCapError",
+              "The request would need more than max_ranges ranges.",
+              PyExc_RuntimeError, nullptr),
+          &state->range_cap_error) &&
+      add(module, "KVAllocator",
+          PyType_FromModuleAndSpec(module, &allocator_spec, nullptr),
+          &state->allocator_type) &&
+      add(module, "KVRanges",
+          PyType_FromModuleAndSpec(module, &ranges_spec, nullptr),
+          &state->ranges_type);
+  return ok ? 0 : -1;
+}
+
+int module_traverse(PyObject* module, visitproc visit, void* arg) {
+  ModuleState* state = state_of(module);
+  Py_VISIT(state->out_of_blocks_error);
+  Py_VISIT(state->range_cap_error);
+  Py_VISIT(state->allocator_type);
+  Py_VISIT(state->ranges_type);
+  return 0;
+}
+
+int module_clear(PyObject* module) {
+  ModuleState* state = state_of(module);
+  Py_CLEAR(state->out_of_blocks_error);
+  Py_CLEAR(state->range_cap_error);
+  Py_CLEAR(state->allocator_type);
+  Py_CLEAR(state->ranges_type);
+  return 0;
+}
+
+void module_free(void* module) { module_clear(static_cast<PyObject*>(module)); }
+
+PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, reinterpret_cast<void*>(module_exec)},
+    {0, nullptr},
+};
+
+PyModuleDef module_def = {
+    PyModuleDef_HEAD_INIT,
+    "tagma",
+    "Range allocator of the tagma KV cache backend.\n\n"
+    "Sizes and indices are in KV blocks. The GIL guards every object: each\n"
+    "call holds it from start to end. On a build without the GIL, guard an\n"
+    "allocator and its KVRanges with one lock of your own.",
+    sizeof(ModuleState),
+    nullptr,
+    module_slots,
+    module_traverse,
+    module_clear,
+    module_free,
+};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_tagma(void) { return PyModuleDef_Init(&module_def); }

@@ -1,0 +1,515 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""The Python binding of the tagma range allocator.
+
+The engine's own promises are tested in C++ (`csrc/tagma/tests`). Here: what the
+binding adds, and that Python sees the engine behave like a simple model.
+"""
+
+import array
+import sys
+from contextlib import contextmanager
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    rule,
+)
+
+from vllm import tagma
+from vllm.tagma import KVAllocator, KVRanges, OutOfBlocksError, RangeCapError
+
+
+def make_request(pool: KVAllocator, count: int) -> KVRanges:
+    ranges = pool.new_ranges()
+    pool.extend(ranges, count)
+    return ranges
+
+
+@contextmanager
+def unchanged(pool: KVAllocator, *requests: KVRanges):
+    """Checks that the body left the pool and the requests as they were."""
+    before = pool.dump(), [request.ranges() for request in requests]
+    yield
+    assert (pool.dump(), [request.ranges() for request in requests]) == before
+    pool.check_invariants()
+
+
+def test_allocate_returns_start_and_count():
+    pool = KVAllocator(8)
+    assert pool.allocate(3) == (0, 3)
+    assert [pool.ref_count(b) for b in range(8)] == [1, 1, 1, 0, 0, 0, 0, 0]
+    pool.release_blocks([0, 1, 2])
+    assert pool.num_free_blocks == pool.largest_extent == 8
+
+
+def test_attributes_describe_the_pool_and_are_read_only():
+    pool = KVAllocator(num_blocks=32, alignment=4, max_ranges=7)
+    assert (pool.num_blocks, pool.alignment, pool.max_ranges) == (32, 4, 7)
+    assert (pool.num_free_blocks, pool.num_cache_only_blocks) == (32, 0)
+    assert (pool.num_extents, pool.largest_extent) == (1, 32)
+    with pytest.raises(AttributeError):
+        pool.num_blocks = 64
+    assert KVAllocator(8).max_ranges == 256
+
+
+@pytest.mark.parametrize(
+    "arguments, names",
+    [
+        ({"num_blocks": 0}, "num_blocks must be in"),
+        ({"num_blocks": -3}, "num_blocks must be in"),
+        ({"num_blocks": 2**31}, "num_blocks must be in"),
+        ({"num_blocks": 8, "alignment": 0}, "alignment must be at least 1"),
+        ({"num_blocks": 9, "alignment": 4}, "divide num_blocks"),
+        ({"num_blocks": 8, "max_ranges": -1}, "max_ranges must be in"),
+    ],
+)
+def test_constructor_names_the_bad_argument(arguments, names):
+    with pytest.raises(ValueError, match=names):
+        KVAllocator(**arguments)
+
+
+def test_counts_are_rounded_up_to_the_alignment():
+    pool = KVAllocator(32, alignment=4)
+    assert pool.allocate(5) == (0, 8)
+    request = pool.new_ranges()
+    assert len(pool.extend(request, 1)) == 4
+    assert request[0] % 4 == 0
+
+
+def test_ranges_index_like_a_sequence():
+    pool = KVAllocator(40)
+    first, other = make_request(pool, 3), make_request(pool, 1)
+    pool.extend(first, 2)
+    assert first.ranges() == [(0, 3), (4, 2)]
+    assert (len(first), first.num_ranges) == (5, 2)
+    assert list(first) == [first[i] for i in range(5)] == [0, 1, 2, 4, 5]
+    assert [first[i] for i in range(-5, 0)] == [0, 1, 2, 4, 5]
+    for index in (5, -6):
+        with pytest.raises(IndexError, match="5 blocks"):
+            first[index]
+    assert list(other) == [3]
+
+
+@pytest.mark.parametrize("start", [None, -9, -3, 0, 2, 4, 5, 99, -(2**70), 2**70])
+@pytest.mark.parametrize("stop", [None, -9, -1, 0, 3, 5, 99, -(2**70), 2**70])
+def test_block_ids_clamps_like_a_slice(start, stop):
+    pool = KVAllocator(40)
+    request, _ = make_request(pool, 3), make_request(pool, 1)
+    pool.extend(request, 2)
+    assert request.block_ids(start=start, stop=stop) == list(request)[start:stop]
+    assert request.block_ids() == list(request)
+
+
+def test_empty_ranges():
+    request = KVAllocator(8).new_ranges()
+    assert (len(request), request.num_ranges) == (0, 0)
+    assert request.ranges() == request.block_ids() == list(request) == []
+    with pytest.raises(IndexError):
+        request[0]
+
+
+def test_extend_returns_a_view_of_just_the_new_blocks():
+    pool = KVAllocator(40)
+    request = make_request(pool, 3)
+    view = pool.extend(request, 2)
+    assert view.ranges() == [(3, 2)]
+    assert request.ranges() == [(0, 5)]
+    # The view owns nothing, so no call accepts it as a request.
+    for call in (
+        lambda: pool.release(view),
+        lambda: pool.extend(view, 1),
+        lambda: pool.acquire(view, [0]),
+    ):
+        with unchanged(pool, request), pytest.raises(ValueError, match="view"):
+            call()
+
+
+def test_dropping_a_view_drops_no_reference():
+    pool = KVAllocator(40)
+    request = make_request(pool, 3)
+    view = pool.extend(request, 2)
+    with unchanged(pool, request):
+        del view
+    assert [pool.ref_count(b) for b in request] == [1] * 5
+
+
+def test_errors_say_what_is_lacking_and_change_nothing():
+    pool = KVAllocator(8, max_ranges=1)
+    assert issubclass(OutOfBlocksError, RuntimeError)
+    assert issubclass(RangeCapError, RuntimeError)
+    blocks = [pool.allocate(1)[0] for _ in range(8)]
+    pool.release_blocks([blocks[i] for i in (1, 3, 4)])
+    request = pool.new_ranges()
+    with unchanged(pool, request):
+        with pytest.raises(OutOfBlocksError, match="4 blocks.*3 of 8"):
+            pool.extend(request, 4)
+        with pytest.raises(RangeCapError, match="2 ranges.*max_ranges is 1"):
+            pool.extend(request, 3)
+        with pytest.raises(OutOfBlocksError, match="no 3 contiguous.* has 2"):
+            pool.allocate(3)
+        with pytest.raises(OutOfBlocksError):
+            pool.allocate(2**80)
+        for count in (0, -1, -(2**80)):
+            with pytest.raises(ValueError, match="count must be at least 1"):
+                pool.extend(request, count)
+            with pytest.raises(ValueError, match="count must be at least 1"):
+                pool.allocate(count)
+
+
+def test_acquire_of_a_free_block_names_it_and_changes_nothing():
+    pool = KVAllocator(8)
+    owner, request = make_request(pool, 4), pool.new_ranges()
+    with unchanged(pool, owner, request):
+        with pytest.raises(ValueError, match="block 6 is free"):
+            pool.acquire(request, [0, 6])
+        with pytest.raises(ValueError, match="block 6 is free"):
+            pool.retain_blocks([0, 6])
+
+
+def test_acquire_respects_the_range_cap():
+    pool = KVAllocator(8, max_ranges=2)
+    owner, request = make_request(pool, 8), pool.new_ranges()
+    with unchanged(pool, owner, request), pytest.raises(RangeCapError):
+        pool.acquire(request, [0, 2, 4])
+    pool.acquire(request, [0, 1, 4])
+    assert request.ranges() == [(0, 2), (4, 1)]
+
+
+@pytest.mark.parametrize("block", [8, -1, 2**31, 2**40, -(2**80)])
+def test_block_ids_outside_the_pool_are_refused(block):
+    pool = KVAllocator(8)
+    request = make_request(pool, 8)
+    with unchanged(pool, request):
+        for call in (
+            lambda: pool.acquire(request, [0, block]),
+            lambda: pool.retain_blocks([0, block]),
+            lambda: pool.release_blocks([0, block]),
+            lambda: pool.cache(block),
+            lambda: pool.uncache(block),
+            lambda: pool.is_cached(block),
+            lambda: pool.ref_count(block),
+        ):
+            with pytest.raises(ValueError, match="outside the pool"):
+                call()
+
+
+@pytest.mark.parametrize("kind", [list, tuple, lambda ids: array.array("i", ids)])
+def test_any_sequence_of_integers_names_blocks(kind):
+    pool = KVAllocator(8)
+    pool.allocate(4)
+    pool.retain_blocks(kind([3, 0]))
+    assert [pool.ref_count(b) for b in range(4)] == [2, 1, 1, 2]
+    pool.release_blocks(kind([0, 3]))
+    pool.retain_blocks(kind([]))
+    assert [pool.ref_count(b) for b in range(4)] == [1] * 4
+
+
+def test_wrong_types_are_refused():
+    pool = KVAllocator(8)
+    request = make_request(pool, 4)
+    with unchanged(pool, request):
+        for call in (
+            lambda: pool.extend(request, 1.5),
+            lambda: pool.extend([], 1),
+            lambda: pool.extend(request),
+            lambda: pool.allocate(),
+            lambda: pool.acquire(request, [0, "1"]),
+            lambda: pool.acquire(request, 0),
+            lambda: pool.acquire(request, [0, None]),
+            lambda: pool.release(None),
+            lambda: pool.cache("0"),
+            lambda: request["0"],
+            lambda: request.block_ids("0"),
+            KVAllocator,
+            KVRanges,
+        ):
+            with pytest.raises(TypeError):
+                call()
+
+
+def test_ranges_of_another_pool_are_refused():
+    pool, other = KVAllocator(8), KVAllocator(8)
+    request = make_request(other, 2)
+    with unchanged(pool), unchanged(other, request):
+        for call in (
+            lambda: pool.extend(request, 1),
+            lambda: pool.acquire(request, []),
+            lambda: pool.release(request),
+        ):
+            with pytest.raises(ValueError, match="another KVAllocator"):
+                call()
+
+
+def test_a_block_id_that_runs_code_cannot_corrupt_the_pool():
+    pool = KVAllocator(8)
+    request = make_request(pool, 4)
+
+    class Releasing:
+        def __index__(self):
+            pool.release(request)
+            return 3
+
+    with pytest.raises(ValueError, match="block 0 is free"):
+        pool.acquire(request, [0, Releasing()])
+    pool.check_invariants()
+    assert request.ranges() == []
+    assert pool.num_free_blocks == 8
+
+
+def test_release_blocks_needs_as_many_references_as_it_drops():
+    pool = KVAllocator(8)
+    request = make_request(pool, 4)
+    pool.retain_blocks([1])
+    with unchanged(pool, request), pytest.raises(ValueError, match="block 2 has no"):
+        pool.release_blocks([0, 2, 1, 1, 2])
+    pool.release_blocks([1, 1])
+    assert pool.ref_count(1) == 0
+    # Now the request lacks a reference that it should have.
+    with unchanged(pool, request), pytest.raises(ValueError, match="block 1 has no"):
+        pool.release(request)
+
+
+def test_cache_reference_is_single():
+    pool = KVAllocator(8)
+    request = make_request(pool, 2)
+    with unchanged(pool):
+        with pytest.raises(ValueError, match="block 5 has no request reference"):
+            pool.cache(5)
+        with pytest.raises(ValueError, match="block 0 is not cached"):
+            pool.uncache(0)
+    pool.cache(0)
+    assert pool.is_cached(0) and not pool.is_cached(1)
+    with unchanged(pool), pytest.raises(ValueError, match="block 0 is cached"):
+        pool.cache(0)
+    pool.release(request)
+    assert (pool.num_cache_only_blocks, pool.num_free_blocks) == (1, 8)
+
+
+def test_take_evicted_reports_each_eviction_once_in_order():
+    pool = KVAllocator(8)
+    chain = make_request(pool, 8)
+    for block in chain:
+        pool.cache(block)
+    pool.release(chain)
+    assert pool.take_evicted() == []
+    make_request(pool, 3)
+    assert pool.take_evicted() == [7, 6, 5]
+    pool.allocate(1)
+    assert pool.take_evicted() == [4]
+    assert pool.take_evicted() == []
+
+
+def test_release_blocks_makes_the_first_given_the_first_evicted():
+    pool = KVAllocator(4)
+    for block in make_request(pool, 4):
+        pool.cache(block)
+    pool.release_blocks([2, 0, 1, 3])
+    make_request(pool, 4)
+    assert pool.take_evicted() == [2, 0, 1, 3]
+
+
+def test_equal_histories_give_equal_dumps():
+    def run() -> KVAllocator:
+        pool = KVAllocator(4096)
+        requests = [make_request(pool, 5 + i) for i in range(20)]
+        for request in requests[::3]:
+            pool.release(request)
+        return pool
+
+    pool = run()
+    assert pool.dump() == run().dump()
+    pool.allocate(1)
+    assert pool.dump() != run().dump()
+
+
+def test_ranges_keep_their_pool_alive():
+    pool = KVAllocator(8)
+    before = sys.getrefcount(pool)
+    request = make_request(pool, 3)
+    assert sys.getrefcount(pool) == before + 1
+    del pool
+    assert request.block_ids() == [0, 1, 2]
+
+
+def test_calls_do_not_leak_references():
+    pool = KVAllocator(64)
+    request = make_request(pool, 40)
+    ids = list(range(300, 340))  # Not cached by the interpreter as small ints.
+    failing = (
+        lambda: pool.retain_blocks(ids),
+        lambda: pool.acquire(request, ids),
+        lambda: pool.extend(pool.extend(request, 1), 1),
+        lambda: pool.extend(request, 100),
+        lambda: pool.allocate(0),
+    )
+
+    def use_everything():
+        view = pool.extend(request, 1)
+        assert view.ranges() and view.block_ids() and list(view)
+        pool.release(request)
+        pool.extend(request, 40)
+        for call in failing:
+            with pytest.raises((ValueError, OutOfBlocksError)):
+                call()
+
+    objects = (pool, request, ids, ids[0], KVAllocator, KVRanges, OutOfBlocksError)
+    use_everything()
+    before = [sys.getrefcount(o) for o in objects]
+    for _ in range(50):
+        use_everything()
+    assert [sys.getrefcount(o) for o in objects] == before
+
+
+def test_module_documents_units_and_the_gil():
+    assert "KV blocks" in tagma.__doc__ and "GIL" in tagma.__doc__
+    for owner in (KVAllocator, KVRanges):
+        for name, member in vars(owner).items():
+            if not name.startswith("__"):
+                assert member.__doc__, name
+
+
+NUM_BLOCKS = 24
+
+
+class AllocatorModel(RuleBasedStateMachine):
+    """The allocator against lists that are scanned for everything."""
+
+    requests = Bundle("requests")
+
+    @initialize(max_ranges=st.sampled_from([0, 2, 3]))
+    def make_pool(self, max_ranges):
+        self.max_ranges = max_ranges
+        self.pool = KVAllocator(NUM_BLOCKS, max_ranges=max_ranges)
+        self.refs = [0] * NUM_BLOCKS
+        self.cached: set[int] = set()
+        self.lru: list[int] = []
+
+    def is_free(self, block):
+        return self.refs[block] == 0 and block not in self.cached
+
+    def add_ref(self, block):
+        if self.refs[block] == 0:
+            self.lru.remove(block)
+        self.refs[block] += 1
+
+    def drop_ref(self, block):
+        self.refs[block] -= 1
+        if self.refs[block] == 0 and block in self.cached:
+            self.lru.append(block)
+
+    def evict_for(self, count):
+        free = sum(map(self.is_free, range(NUM_BLOCKS)))
+        evicted = self.lru[: max(0, count - free)]
+        del self.lru[: len(evicted)]
+        self.cached.difference_update(evicted)
+        return evicted
+
+    @rule(target=requests)
+    def new_request(self):
+        return self.pool.new_ranges()
+
+    @rule(request=requests, count=st.integers(1, 12))
+    def extend(self, request, count):
+        before, had = self.pool.dump(), list(request)
+        try:
+            view = self.pool.extend(request, count)
+        except (OutOfBlocksError, RangeCapError) as error:
+            assert self.pool.dump() == before
+            assert list(request) == had
+            enough = sum(ref == 0 for ref in self.refs) >= count
+            assert isinstance(error, RangeCapError) == enough
+            assert not enough or self.max_ranges > 0
+            return
+        assert self.pool.take_evicted() == self.evict_for(count)
+        added = list(view)
+        assert len(added) == count and list(request) == had + added
+        for block in added:
+            assert self.is_free(block)
+            self.refs[block] = 1
+
+    @rule(request=requests, blocks=st.lists(st.integers(0, NUM_BLOCKS - 1), max_size=3))
+    def acquire(self, request, blocks):
+        before, had = self.pool.dump(), list(request)
+        try:
+            self.pool.acquire(request, blocks)
+        except ValueError:
+            assert any(map(self.is_free, blocks))
+            assert self.pool.dump() == before
+        except RangeCapError:
+            assert self.max_ranges > 0
+            assert self.pool.dump() == before
+        else:
+            assert list(request) == had + blocks
+            for block in blocks:
+                self.add_ref(block)
+
+    @rule(request=consumes(requests))
+    def release(self, request):
+        blocks = list(request)
+        self.pool.release(request)
+        assert len(request) == 0
+        for block in reversed(blocks):
+            self.drop_ref(block)
+
+    @rule(request=requests, data=st.data())
+    def retain_and_release_blocks(self, request, data):
+        blocks = data.draw(st.permutations(sorted(set(request))))
+        self.pool.retain_blocks(blocks)
+        self.pool.release_blocks(blocks)
+
+    @rule(block=st.integers(0, NUM_BLOCKS - 1))
+    def cache(self, block):
+        if self.refs[block] > 0 and block not in self.cached:
+            self.pool.cache(block)
+            self.cached.add(block)
+        else:
+            with pytest.raises(ValueError):
+                self.pool.cache(block)
+
+    @rule(request=requests)
+    def cache_request(self, request):
+        for block in request:
+            if not self.pool.is_cached(block):
+                self.pool.cache(block)
+                self.cached.add(block)
+
+    @rule(block=st.integers(0, NUM_BLOCKS - 1))
+    def uncache(self, block):
+        if block in self.cached:
+            self.pool.uncache(block)
+            self.cached.remove(block)
+            if block in self.lru:
+                self.lru.remove(block)
+        else:
+            with pytest.raises(ValueError):
+                self.pool.uncache(block)
+
+    @invariant()
+    def agrees(self):
+        pool = self.pool
+        pool.check_invariants()
+        blocks = range(NUM_BLOCKS)
+        assert [pool.ref_count(b) for b in blocks] == self.refs
+        assert {b for b in blocks if pool.is_cached(b)} == self.cached
+        assert pool.num_free_blocks == self.refs.count(0)
+        assert pool.num_cache_only_blocks == len(self.lru)
+        free = "".join(" x"[self.is_free(b)] for b in blocks).split()
+        assert pool.num_extents == len(free)
+        assert pool.largest_extent == max(map(len, free), default=0)
+
+
+TestAllocatorModel = AllocatorModel.TestCase
+TestAllocatorModel.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+)
