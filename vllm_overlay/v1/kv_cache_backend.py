@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""Choice of the KV cache backend, and everything that "tagma" refuses.
+
+Upstream files call only this module, so that neither the compiled extension nor
+any other tagma module is imported while the backend is "paged".
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import vllm.envs as envs
+from vllm.triton_utils import HAS_TRITON
+
+if TYPE_CHECKING:
+    from vllm.config import CacheConfig, VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.worker.gpu.block_table import BlockTables
+
+
+class UnsupportedByTagmaError(ValueError):
+    """An option, model or host that `--kv-cache-backend tagma` cannot serve."""
+
+    def __init__(self, option: str, reason: str, instead: str):
+        super().__init__(
+            f"--kv-cache-backend tagma does not support {option}: {reason}. {instead}."
+        )
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One refused option: when it applies, why, and what to do about it."""
+
+    applies: Callable[["VllmConfig"], bool]
+    option: str
+    reason: str
+    instead: str
+
+
+_USE_PAGED = "Use --kv-cache-backend paged"
+
+REFUSALS = (
+    Refusal(
+        lambda c: (
+            c.parallel_config.decode_context_parallel_size > 1
+            or c.parallel_config.prefill_context_parallel_size > 1
+        ),
+        "context parallelism (--decode-context-parallel-size, "
+        "--prefill-context-parallel-size)",
+        "its ranks interleave the tokens of a block",
+        f"Set both sizes to 1. {_USE_PAGED} otherwise",
+    ),
+    Refusal(
+        lambda c: c.parallel_config.enable_elastic_ep,
+        "--enable-elastic-ep",
+        "its warm-up writes block ids that form no range",
+        _USE_PAGED,
+    ),
+    Refusal(
+        lambda c: c.kv_transfer_config is not None,
+        "KV transfer and offloading (--kv-transfer-config, --kv-offloading-size)",
+        "connectors read the paged pool's internals",
+        f"Drop the option. {_USE_PAGED} otherwise",
+    ),
+    Refusal(
+        lambda c: c.speculative_config is not None,
+        "--speculative-config",
+        "draft slots are not covered by its tests yet",
+        f"Drop the option. {_USE_PAGED} otherwise",
+    ),
+    Refusal(
+        lambda c: c.attention_config.hisparse_config is not None,
+        "HiSparse",
+        "it keeps several pools of blocks",
+        _USE_PAGED,
+    ),
+    Refusal(
+        lambda c: c.cache_config.prefix_match_unit is not None,
+        "--prefix-match-unit",
+        "prefix hits end at whole blocks",
+        f"Drop the option. {_USE_PAGED} otherwise",
+    ),
+    Refusal(
+        lambda c: c.model_config is not None and c.model_config.is_hybrid,
+        "hybrid and Mamba models",
+        "their state blocks form a second KV cache group",
+        _USE_PAGED,
+    ),
+    Refusal(
+        lambda c: c.model_config is not None and c.model_config.is_encoder_decoder,
+        "encoder-decoder models",
+        "cross attention forms a second KV cache group",
+        _USE_PAGED,
+    ),
+    Refusal(
+        lambda c: c.model_config is not None and c.model_config.is_attention_free,
+        "attention-free models",
+        "they have no KV cache to place",
+        _USE_PAGED,
+    ),
+)
+
+
+def uses_tagma(cache_config: "CacheConfig | None") -> bool:
+    """Whether the configuration selects the tagma backend."""
+    return getattr(cache_config, "kv_cache_backend", "paged") == "tagma"
+
+
+def require_v2_model_runner() -> bool:
+    """Return True, or raise if Model Runner V2 cannot run on this host."""
+    if envs.VLLM_USE_V2_MODEL_RUNNER is False:
+        raise UnsupportedByTagmaError(
+            "VLLM_USE_V2_MODEL_RUNNER=0",
+            "its write path belongs to Model Runner V2",
+            "Remove the variable",
+        )
+    if not HAS_TRITON:
+        raise UnsupportedByTagmaError(
+            "a host without a usable Triton",
+            "its write path is a Triton kernel",
+            "On a CPU-only host install triton and set TRITON_INTERPRET=1",
+        )
+    return True
+
+
+def verify_kv_cache_backend(vllm_config: "VllmConfig") -> None:
+    """Refuse at start-up what the selected backend cannot serve.
+
+    Raises:
+        UnsupportedByTagmaError: The first refusal of `REFUSALS` that applies.
+
+    """
+    if not uses_tagma(vllm_config.cache_config):
+        return
+    require_v2_model_runner()
+    for refusal in REFUSALS:
+        if refusal.applies(vllm_config):
+            raise UnsupportedByTagmaError(
+                refusal.option, refusal.reason, refusal.instead
+            )
+
+
+def verify_kv_cache_groups(kv_cache_config: "KVCacheConfig") -> None:
+    """Refuse a model whose KV cache is not one full-attention group.
+
+    The layers' specs are known only after the model has been loaded.
+
+    Raises:
+        UnsupportedByTagmaError: There is not exactly one group, or it is not of
+            plain full attention. Subclasses of the spec change its meaning, so
+            only the exact type is accepted.
+
+    """
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    if len(specs) != 1 or type(specs[0]) is not FullAttentionSpec:
+        kinds = ", ".join(type(spec).__name__ for spec in specs) or "none"
+        raise UnsupportedByTagmaError(
+            f"this model's KV cache groups ({kinds})",
+            "it places the blocks of exactly one full-attention group",
+            _USE_PAGED,
+        )
+
+
+def kv_cache_manager_cls(
+    vllm_config: "VllmConfig", paged_cls: "type[KVCacheManager]"
+) -> "type[KVCacheManager]":
+    """Return the KV cache manager class of the selected backend."""
+    if not uses_tagma(vllm_config.cache_config):
+        return paged_cls
+    from vllm.v1.core.tagma_kv_cache_manager import TagmaKVCacheManager
+
+    return TagmaKVCacheManager
+
+
+def block_tables_cls(
+    vllm_config: "VllmConfig", paged_cls: "type[BlockTables]"
+) -> "type[BlockTables]":
+    """Return Model Runner V2's block-table class of the selected backend."""
+    if not uses_tagma(vllm_config.cache_config):
+        return paged_cls
+    from vllm.v1.worker.gpu.tagma_block_table import TagmaBlockTables
+
+    return TagmaBlockTables
