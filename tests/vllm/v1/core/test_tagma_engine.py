@@ -25,6 +25,9 @@ from hypothesis.stateful import (
 from vllm import tagma
 from vllm.tagma import KVAllocator, KVRanges, OutOfBlocksError, RangeCapError
 
+# No engine and no distributed state to clean up after each test.
+pytestmark = [pytest.mark.cpu_test, pytest.mark.skip_global_cleanup]
+
 
 def make_request(pool: KVAllocator, count: int) -> KVRanges:
     ranges = pool.new_ranges()

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""Views over the blocks of `TagmaBlockPool`, made only when someone looks."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, overload
+
+from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
+
+if TYPE_CHECKING:
+    from vllm.tagma import KVRanges
+    from vllm.v1.core.tagma_block_pool import TagmaBlockPool
+
+NULL_BLOCK_ID = 0
+
+
+class TagmaBlock(KVCacheBlock):
+    """A `KVCacheBlock` whose state lives in its pool, so it can be dropped."""
+
+    __slots__ = ()
+
+    pool: "TagmaBlockPool"
+
+    def __init__(self, pool: "TagmaBlockPool", block_id: int):
+        self.pool = pool
+        self.block_id = block_id
+        self.is_null = block_id == NULL_BLOCK_ID
+
+    @property
+    def ref_cnt(self) -> int:  # type: ignore[override]
+        # As upstream: the references of the null block are not maintained.
+        return 0 if self.is_null else self.pool.allocator.ref_count(self.block_id)
+
+    @property
+    def block_hash(self) -> BlockHashWithGroupId | None:
+        return self.pool.block_hashes.get(self.block_id, (None, None))[0]
+
+    @property
+    def block_hash_num_tokens(self) -> int | None:
+        return self.pool.block_hashes.get(self.block_id, (None, None))[1]
+
+    def set_block_hash(
+        self, block_hash: BlockHashWithGroupId, num_tokens: int | None = None
+    ) -> None:
+        assert self.block_id not in self.pool.block_hashes, (
+            "The block already has a hash. This should not happen."
+        )
+        self.pool.block_hashes[self.block_id] = (block_hash, num_tokens)
+        self.pool.allocator.cache(self.block_id)
+
+    def reset_hash(self) -> None:
+        self.pool.block_hashes.pop(self.block_id, None)
+        # A block that the allocator evicted has lost its cache reference.
+        if self.pool.allocator.is_cached(self.block_id):
+            self.pool.allocator.uncache(self.block_id)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TagmaBlock):
+            return NotImplemented
+        return self.pool is other.pool and self.block_id == other.block_id
+
+    def __hash__(self) -> int:
+        return hash(self.block_id)
+
+    def __repr__(self) -> str:
+        return (
+            f"TagmaBlock(block_id={self.block_id}, ref_cnt={self.ref_cnt}, "
+            f"block_hash={self.block_hash!r})"
+        )
+
+
+class TagmaBlockList(Sequence[KVCacheBlock]):
+    """Blocks known by their ids, one `TagmaBlock` per element looked at."""
+
+    __slots__ = ("_ids", "pool")
+
+    def __init__(self, pool: "TagmaBlockPool", ids: Sequence[int]):
+        self.pool = pool
+        self._ids = ids
+
+    def block_ids(self, start: int = 0, stop: int | None = None) -> list[int]:
+        """Return the ids of the blocks `start` to `stop`, without views."""
+        return list(self._ids[start:stop])
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, index: int) -> KVCacheBlock: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "TagmaBlockList": ...
+
+    def __getitem__(self, index):
+        if not isinstance(index, slice):
+            return TagmaBlock(self.pool, self._ids[index])
+        start, stop, step = index.indices(len(self))
+        ids = self.block_ids(start, stop) if step == 1 else self.block_ids()[index]
+        return TagmaBlockList(self.pool, ids)
+
+    def __iter__(self) -> Iterator[KVCacheBlock]:
+        return (TagmaBlock(self.pool, block_id) for block_id in self.block_ids())
+
+    def __reversed__(self) -> "TagmaBlockList":  # type: ignore[override]
+        return self[::-1]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.block_ids()})"
+
+
+class TagmaRangeList(TagmaBlockList):
+    """Blocks held as ranges. The list of a request grows with the request."""
+
+    __slots__ = ("ranges",)
+
+    def __init__(self, pool: "TagmaBlockPool", ranges: "KVRanges"):
+        # Read by index and length only: ranges have block_ids() for slices.
+        super().__init__(pool, ranges)  # type: ignore[arg-type]
+        self.ranges = ranges
+
+    def block_ids(self, start: int = 0, stop: int | None = None) -> list[int]:
+        return self.ranges.block_ids(start, stop)
+
+
+def block_ids_of(blocks: Iterable[KVCacheBlock]) -> list[int]:
+    """Return the ids of `blocks`, without views where they are not needed."""
+    if isinstance(blocks, TagmaBlockList):
+        return blocks.block_ids()
+    return [block.block_id for block in blocks]

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""The coordinator of the "tagma" KV cache backend, for its only group."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
+from vllm.utils.math_utils import cdiv
+from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.core.tagma_block_list import TagmaBlockList, TagmaRangeList
+from vllm.v1.core.tagma_block_pool import TagmaBlockPool
+from vllm.v1.kv_cache_backend import UnsupportedByTagmaError, verify_kv_cache_groups
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+
+
+class TagmaFullAttentionManager(FullAttentionManager):
+    """`FullAttentionManager` whose requests hold ranges of blocks.
+
+    Only placement is overridden. How many blocks a request needs, and which of
+    them are cached, is upstream's code.
+    """
+
+    block_pool: TagmaBlockPool
+    req_to_blocks: defaultdict[str, TagmaRangeList]  # type: ignore[assignment]
+
+    def __init__(
+        self, kv_cache_spec: KVCacheSpec, block_pool: TagmaBlockPool, **kwargs
+    ):
+        super().__init__(kv_cache_spec, block_pool, **kwargs)
+        self.req_to_blocks = defaultdict(block_pool.new_range_list)
+
+    def _get_num_evictable_blocks(self, blocks: Sequence[KVCacheBlock]) -> int:  # type: ignore[override]
+        return self.block_pool.num_evictable(blocks)
+
+    def add_local_computed_blocks(
+        self,
+        request_id: str,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+    ) -> None:
+        blocks = self.req_to_blocks[request_id]
+        assert len(blocks) == 0
+        self.block_pool.acquire(blocks, new_computed_blocks)
+        self.num_cached_block[request_id] = len(new_computed_blocks)
+
+    def allocate_external_computed_blocks(
+        self,
+        request_id: str,
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+        record_for_zeroing: bool = True,
+    ) -> None:
+        num_tokens = num_local_computed_tokens + num_external_computed_tokens
+        self._grow(request_id, num_tokens, record_for_zeroing)
+
+    def allocate_new_blocks(  # type: ignore[override]
+        self, request_id: str, num_tokens: int, num_tokens_main_model: int
+    ) -> Sequence[KVCacheBlock]:
+        return self._grow(request_id, num_tokens)
+
+    def free(self, request_id: str) -> None:
+        blocks = self.pop_blocks_for_free(request_id)
+        # A request that is aborted before it got blocks has none to release.
+        if isinstance(blocks, TagmaRangeList):
+            self.block_pool.release(blocks)
+
+    def _grow(
+        self, request_id: str, num_tokens: int, record_for_zeroing: bool = True
+    ) -> Sequence[KVCacheBlock]:
+        blocks = self.req_to_blocks[request_id]
+        num_new_blocks = cdiv(num_tokens, self.block_size) - len(blocks)
+        if num_new_blocks <= 0:
+            return ()
+        new_blocks = self.block_pool.grow(blocks, num_new_blocks)
+        if self.records_new_block_ids and record_for_zeroing:
+            self.new_block_ids.extend(new_blocks.block_ids())
+        return new_blocks
+
+
+class TagmaKVCacheCoordinator(UnitaryKVCacheCoordinator):
+    """`UnitaryKVCacheCoordinator` over `TagmaBlockPool`.
+
+    Prefix caching may be off, which upstream serves with another coordinator.
+
+    Raises:
+        UnsupportedByTagmaError: The model's KV cache or the parallelism is not
+            one that the backend can serve.
+
+    """
+
+    block_pool: TagmaBlockPool
+
+    def __init__(
+        self,
+        *,
+        kv_cache_config: KVCacheConfig,
+        dcp_world_size: int,
+        pcp_world_size: int,
+        **kwargs,
+    ):
+        verify_kv_cache_groups(kv_cache_config)
+        if dcp_world_size != 1 or pcp_world_size != 1:
+            raise UnsupportedByTagmaError(
+                "context parallelism (--decode-context-parallel-size, "
+                "--prefill-context-parallel-size)",
+                "its ranks interleave the tokens of a block",
+                "Set both sizes to 1",
+            )
+        # Upstream fills a pool of one block; the real one takes its place.
+        super().__init__(
+            kv_cache_config=replace(kv_cache_config, num_blocks=1),
+            dcp_world_size=dcp_world_size,
+            pcp_world_size=pcp_world_size,
+            **kwargs,
+        )
+        self.kv_cache_config = kv_cache_config
+        self.block_pool = TagmaBlockPool(self.block_pool, kv_cache_config.num_blocks)
+        manager = TagmaFullAttentionManager(
+            self.kv_cache_spec,
+            self.block_pool,
+            enable_caching=self.block_pool.enable_caching,
+            kv_cache_group_id=0,
+            scheduler_block_size=self.scheduler_block_size,
+            needs_kv_cache_zeroing=kv_cache_config.needs_kv_cache_zeroing,
+        )
+        manager.use_eagle = self.single_type_managers[0].use_eagle
+        self.single_type_managers = (manager,)
+
+    def find_longest_cache_hit(  # type: ignore[override]
+        self, block_hashes: Sequence[BlockHash], max_cache_hit_length: int
+    ) -> tuple[tuple[TagmaBlockList], int, int]:
+        num_blocks = max_cache_hit_length // self.block_size
+        hit = self.block_pool.get_cached_prefix(islice(block_hashes, num_blocks), 0)
+        if self.single_type_managers[0].use_eagle:
+            # The drafter needs the hidden states of the last block's tokens.
+            hit = hit[:-1]
+        return (hit,), len(hit) * self.block_size, 0
+
+    def pop_blocks_for_free(  # type: ignore[override]
+        self, request_id: str
+    ) -> Sequence[KVCacheBlock]:
+        return self.single_type_managers[0].pop_blocks_for_free(request_id)
