@@ -24,7 +24,7 @@ from tools.outcome import Report
 # result alone, whether it is text or JSON.
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 stdout = Console(highlight=False, soft_wrap=True)
-_WIDE = 200
+_WIDE = 200  # what a log or a pipe can hold
 
 
 class Step(Protocol):
@@ -118,5 +118,5 @@ def _python() -> str:
 
 
 def show_table(table: Table) -> None:
-    """Print a table at its full width, which a log or a pipe can hold."""
+    """Print a table; only a terminal folds its cells."""
     (stdout if stdout.is_terminal else Console(width=_WIDE)).print(table)

@@ -1,0 +1,49 @@
+"""`demo`: paged and tagma side by side on real requests."""
+
+import json
+
+import click
+
+from tools import console
+from tools.cli import Settings, json_option
+from tools.demo import Demo
+from tools.outcome import Outcome, Report
+from tools.serving import ensure_serving
+
+
+@click.command("demo")
+@json_option
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """Serve a small model with both backends and compare every token.
+
+    Sends the same text to both: short, long, repeated, with a shared prefix, as
+    concurrent streams, and into a pool so small that requests are preempted.
+    Exit code 1 if a token differs or a scenario did not do what it is there for.
+
+    Example: python -m tools demo --json
+    """
+    settings: Settings = ctx.obj
+    project = settings.project
+    serving = ensure_serving(project)
+    result = Demo(serving.host, serving.model, project.tree, project.build).run()
+    data = result.to_data()
+    file = project.build / "demo" / "demo.json"
+    file.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
+    if not as_json:
+        console.show_table(result.table())
+    good = result.outcome is Outcome.DONE
+    console.show(
+        Report(
+            "demo",
+            result.outcome,
+            "paged and tagma gave the same tokens in every scenario"
+            if good
+            else "paged and tagma differ, or a scenario did not do its work",
+            () if good else (f"Read {project.build / 'logs'}/demo-*.log",),
+            (*result.problems, f"all values: {file}"),
+            data,
+        ),
+        as_json,
+    )
+    ctx.exit(result.outcome.exit_code)
