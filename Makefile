@@ -42,5 +42,5 @@ clean:
 
 $(READY): upstream/tools.lock
 	$(PYTHON) -m venv --clear build/tools
-	build/tools/bin/python -m pip install --quiet --no-deps --require-hashes -r $<
+	build/tools/bin/python -m pip install -qq --no-deps --require-hashes -r $<
 	touch $@

@@ -10,7 +10,6 @@ FOLDERS = {
     "vllm_overlay": "vllm",
     "tests/vllm": "tests",
 }
-_SKIPPED = ("__pycache__", ".hypothesis", ".pytest_cache")
 
 
 @dataclass(frozen=True)
@@ -37,5 +36,10 @@ def files(root: Path) -> Iterator[OverlayFile]:
         base = root / folder
         for path in sorted(base.rglob("*")):
             inside = path.relative_to(base)
-            if path.is_file() and not set(inside.parts) & set(_SKIPPED):
+            if path.is_file() and not any(map(_is_litter, inside.parts)):
                 yield OverlayFile(path, f"{target}/{inside.as_posix()}")
+
+
+def _is_litter(name: str) -> bool:
+    """Whether a file or folder is what tools leave behind: caches, editor files."""
+    return name.startswith(".") or name == "__pycache__" or name.endswith("~")

@@ -90,6 +90,14 @@ def test_lock_refuses_another_tree_and_shows_both_ids(checkout: Checkout) -> Non
     assert any("--lock" in step for step in error.next_steps)
 
 
+def test_caches_and_editor_files_are_no_overlays(checkout: Checkout) -> None:
+    folder = checkout.project.root / "vllm_overlay"
+    for name in ("__pycache__/a.pyc", ".ruff_cache/x", ".tagma.py.swp", "tagma.py~"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("litter")
+    assert checkout.apply().outcome is Outcome.UNCHANGED
+
+
 def test_removed_overlay_leaves_the_tree(checkout: Checkout) -> None:
     (checkout.project.root / "vllm_overlay" / "tagma.py").unlink()
     (checkout.project.root / "vllm_overlay" / "other.py").write_text("")

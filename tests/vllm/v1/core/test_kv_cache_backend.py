@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""`--kv-cache-backend`: how it is chosen, and what it refuses at start-up."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from vllm.config import CacheConfig, VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.triton_utils import HAS_TRITON
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1 import kv_cache_backend
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.kv_cache_backend import (
+    REFUSALS,
+    UnsupportedByTagmaError,
+    block_tables_cls,
+    kv_cache_manager_cls,
+    verify_kv_cache_groups,
+)
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+
+pytestmark = [
+    pytest.mark.cpu_test,
+    pytest.mark.skip_global_cleanup,
+    pytest.mark.skipif(not HAS_TRITON, reason="needs a GPU or TRITON_INTERPRET=1"),
+]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """The configuration of a small Llama; weights are not needed here."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 128,
+        "max_position_embeddings": 2048,
+        "torch_dtype": "float32",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return str(tmp_path)
+
+
+def make_config(model: str, **kwargs) -> VllmConfig:
+    args = {"kv_cache_backend": "tagma", "enforce_eager": True} | kwargs
+    return EngineArgs(
+        model=model, skip_tokenizer_init=True, **args
+    ).create_engine_config()
+
+
+def parse(*argv: str) -> EngineArgs:
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    return EngineArgs.from_cli_args(parser.parse_args(argv))
+
+
+def test_paged_is_the_default() -> None:
+    assert CacheConfig().kv_cache_backend == "paged"
+    assert parse().kv_cache_backend == "paged"
+
+
+def test_flag_selects_the_backend() -> None:
+    assert parse("--kv-cache-backend", "tagma").kv_cache_backend == "tagma"
+
+
+def test_bad_value_names_both_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--kv-cache-backend", "ranges")
+    error = capsys.readouterr().err
+    assert "invalid choice: 'ranges'" in error
+    assert "paged" in error and "tagma" in error
+
+
+def test_compiled_graphs_do_not_depend_on_the_backend() -> None:
+    hashes = {
+        CacheConfig(kv_cache_backend=backend).compute_hash()
+        for backend in ("paged", "tagma")
+    }
+    assert len(hashes) == 1
+
+
+def test_backend_is_a_label_of_the_cache_metrics() -> None:
+    assert CacheConfig(kv_cache_backend="tagma").metrics_info()["kv_cache_backend"] == (
+        "tagma"
+    )
+
+
+def test_tagma_selects_model_runner_v2(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+    assert make_config(model).use_v2_model_runner
+
+
+def test_model_runner_v1_is_refused(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
+        make_config(model)
+
+
+def test_host_without_triton_is_told_about_the_interpreter(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_cache_backend, "HAS_TRITON", False)
+    with pytest.raises(ValueError, match="TRITON_INTERPRET=1"):
+        make_config(model)
+
+
+def test_each_backend_gets_its_own_classes(model: str) -> None:
+    tagma = make_config(model)
+    paged = make_config(model, kv_cache_backend="paged")
+    assert kv_cache_manager_cls(paged, KVCacheManager) is KVCacheManager
+    assert kv_cache_manager_cls(tagma, KVCacheManager) is not KVCacheManager
+    assert issubclass(kv_cache_manager_cls(tagma, KVCacheManager), KVCacheManager)
+    assert block_tables_cls(paged, object) is object
+    assert block_tables_cls(tagma, object) is not object
+
+
+REFUSED_ARGUMENTS = {
+    "context parallelism": {
+        "decode_context_parallel_size": 2,
+        "tensor_parallel_size": 2,
+    },
+    "KV transfer": {
+        "kv_transfer_config": {
+            "kv_connector": "ExampleConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"shared_storage_path": "x"},
+        }
+    },
+    "--speculative-config": {
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}
+    },
+    "--prefix-match-unit": {"prefix_match_unit": 16},
+}
+
+
+@pytest.mark.parametrize("option", REFUSED_ARGUMENTS)
+def test_refused_option_is_named_with_an_alternative(model: str, option: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        make_config(model, **REFUSED_ARGUMENTS[option])
+    message = str(caught.value)
+    assert f"--kv-cache-backend tagma does not support {option}" in message
+    assert "--kv-cache-backend paged" in message
+
+
+@pytest.mark.parametrize("option", REFUSED_ARGUMENTS)
+def test_paged_accepts_what_tagma_refuses(
+    model: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusals must not reach users of the default backend."""
+    config = make_config(model, kv_cache_backend="paged")
+    for refusal in REFUSALS:
+        refused = replace(refusal, applies=lambda _: True)
+        monkeypatch.setattr(kv_cache_backend, "REFUSALS", (refused,))
+        kv_cache_backend.verify_kv_cache_backend(config)
+
+
+FULL = FullAttentionSpec(
+    block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32
+)
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        [],
+        [FULL, FULL],
+        [
+            SlidingWindowSpec(
+                block_size=16,
+                num_kv_heads=1,
+                head_size=8,
+                dtype=torch.float32,
+                sliding_window=32,
+            )
+        ],
+        [
+            MLAAttentionSpec(
+                block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32
+            )
+        ],
+    ],
+    ids=["none", "two groups", "sliding window", "MLA"],
+)
+def test_only_one_full_attention_group_is_served(specs: list) -> None:
+    groups = [KVCacheGroupSpec([f"layer{i}"], spec) for i, spec in enumerate(specs)]
+    with pytest.raises(UnsupportedByTagmaError, match="exactly one full-attention"):
+        verify_kv_cache_groups(KVCacheConfig(8, [], groups))
+
+
+def test_one_full_attention_group_is_served() -> None:
+    verify_kv_cache_groups(KVCacheConfig(8, [], [KVCacheGroupSpec(["layer0"], FULL)]))
