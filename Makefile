@@ -11,7 +11,7 @@ READY := build/tools/ready
 .DEFAULT_GOAL := serve
 
 serve: $(READY) ## all of the below where needed, then a server with the tagma backend
-	$(TOOLS) serve $(if $(MODEL),--model $(MODEL))
+	$(TOOLS) serve $(if $(MODEL),--model "$(MODEL)")
 
 test: $(READY) ## every check, from a clean clone
 	$(TOOLS) test
@@ -37,10 +37,13 @@ lock: $(READY) ## the environments' lock files, from the package index
 lint: $(READY) ## ruff and mypy
 	$(TOOLS) test lint
 
-clean:
-	rm -rf build
+clean: ## all of build/ but the copies of dropped edits
+	find build -mindepth 1 -maxdepth 1 ! -name dropped -exec rm -rf {} +
 
+# Under a lock: a second make waits, and then finds the work done.
 $(READY): upstream/tools.lock
-	$(PYTHON) -m venv --clear build/tools
-	build/tools/bin/python -m pip install -qq --no-deps --require-hashes -r $<
-	touch $@
+	@mkdir -p build
+	@flock build/.make.lock sh -ec '[ $@ -nt $< ] && exit; \
+	  echo "prepare build/tools …"; $(PYTHON) -m venv --clear build/tools; \
+	  build/tools/bin/python -m pip install -qq --no-deps --require-hashes -r $<; \
+	  touch $@'

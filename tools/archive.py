@@ -1,52 +1,70 @@
-"""Safe extraction of a source archive."""
+"""A source archive as git sees it, without unpacking it to the disk."""
 
 import tarfile
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 from tools import console
 from tools.errors import ToolError
 from tools.outcome import Outcome
 
+# git fast-import reads these specially inside a quoted name.
+_QUOTED = frozenset('"\\\n')
 
-def extract(archive: Path, target: Path) -> Path:
-    """Unpack a .tar.gz and return its single top folder.
+
+def fast_import(archive: Path, reference: str) -> Iterator[bytes]:
+    """Yield what `git fast-import` needs to commit the files of a .tar.gz.
 
     Args:
         archive: The archive, whose hash has been checked.
-        target: An empty folder.
+        reference: The reference to write.
 
     Raises:
-        ToolError: The archive is damaged, a member would leave the folder, or there
-            is more than one top folder. Nothing of a refused archive is used.
+        ToolError: The archive is damaged, a member would leave its top folder or is
+            no plain file, or there is more than one top folder.
     """
+    yield f"commit {reference}\ncommitter t <t> 0 +0000\ndata 0\n".encode()
+    tops = set()
     try:
-        with tarfile.open(archive, "r:gz") as tar:
-            members = tar.getmembers()
-            with console.step(f"extract {archive.name}", len(members)) as step:
-                for member in members:
-                    # "data" refuses absolute names, parents, devices and links
-                    # that point outside, and drops owners and special modes.
-                    tar.extract(member, target, filter="data")
-                    step.advance(1)
-    except tarfile.FilterError as error:
-        raise ToolError(
-            Outcome.UNSAFE_ARCHIVE,
-            f"{archive.name} has a member that leaves the extraction folder: "
-            f"{error.tarinfo.name}",
-            ("Do not use this archive; fetch upstream's own",),
-            (str(error),),
-        ) from error
+        with (
+            tarfile.open(archive, "r|gz") as tar,
+            console.step(f"import {archive.name}") as step,
+        ):
+            for member in tar:
+                step.advance(member.size)
+                path = PurePosixPath(member.name)
+                if path.is_absolute() or ".." in path.parts or not path.parts:
+                    raise _unsafe(archive, member, "leaves the archive's top folder")
+                tops.add(path.parts[0])
+                if member.isdir():
+                    continue
+                content = tar.extractfile(member) if member.isfile() else None
+                if content is None or len(path.parts) == 1:
+                    raise _unsafe(archive, member, "is no plain file in a folder")
+                mode = "100755" if member.mode & 0o100 else "100644"
+                name = "/".join(path.parts[1:])
+                if set(name) & _QUOTED:
+                    raise _unsafe(archive, member, "has a name that needs quoting")
+                yield f'M {mode} inline "{name}"\ndata {member.size}\n'.encode()
+                yield content.read()
+                yield b"\n"
     except (tarfile.TarError, EOFError, OSError) as error:
         raise ToolError(
             Outcome.UNSAFE_ARCHIVE,
             f"{archive.name} is damaged: {error}",
             ("Fetch it again",),
         ) from error
-    tops = list(target.iterdir())
-    if len(tops) != 1 or not tops[0].is_dir():
+    if len(tops) != 1:
         raise ToolError(
             Outcome.UNSAFE_ARCHIVE,
             f"{archive.name} has {len(tops)} top entries instead of one folder",
             ("Use upstream's sdist",),
         )
-    return tops[0]
+
+
+def _unsafe(archive: Path, member: tarfile.TarInfo, why: str) -> ToolError:
+    return ToolError(
+        Outcome.UNSAFE_ARCHIVE,
+        f"{archive.name} has a member that {why}: {member.name}",
+        ("Do not use this archive; fetch upstream's own",),
+    )

@@ -1,6 +1,7 @@
 """The command group: options that all commands share, and how errors end."""
 
 import logging
+import shlex
 import sys
 from dataclasses import dataclass
 from importlib import import_module
@@ -11,10 +12,11 @@ import click
 
 from tools import console
 from tools.errors import ToolError
-from tools.outcome import Report
+from tools.outcome import Outcome, Report
 from tools.project import Project
 
 _COMMANDS = Path(__file__).with_name("commands")
+_CHECKOUT = Path(__file__).parent.parent
 
 
 class LazyGroup(click.Group):
@@ -37,22 +39,59 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run a command; this is the one place where errors become output."""
         try:
-            return super().invoke(ctx)
+            kwargs["standalone_mode"] = False
+            status = super().main(*args, **kwargs)
+            sys.exit(status if isinstance(status, int) else 0)
+        except click.Abort:
+            sys.exit(130)
+        except click.ClickException as error:
+            if not _as_json():
+                error.show()
+                sys.exit(error.exit_code)
+            report = Report(_command(), Outcome.USAGE, error.format_message())
         except ToolError as error:
-            settings = ctx.obj
-            if settings.debug:
+            if _debug():
                 raise
-            name = ctx.invoked_subcommand or ""
-            console.show(
-                Report(
-                    name, error.outcome, error.message, error.next_steps, error.details
-                ),
-                "--json" in sys.argv,
+            report = Report(
+                _command(),
+                error.outcome,
+                error.message,
+                error.next_steps,
+                error.details,
             )
-            ctx.exit(error.outcome.exit_code)
+        except OSError as error:
+            if _debug():
+                raise
+            report = Report(_command(), Outcome.SYSTEM, str(error))
+        console.show(report, _as_json())
+        sys.exit(report.outcome.exit_code)
+
+
+def _as_json() -> bool:
+    return "--json" in sys.argv
+
+
+def _debug() -> bool:
+    return "--debug" in sys.argv
+
+
+def _command() -> str:
+    names = {path.stem.replace("_", "-") for path in _COMMANDS.glob("*.py")}
+    return next((arg for arg in sys.argv[1:] if arg in names), "")
+
+
+def _invocation(root: Path | None, build: Path | None) -> str:
+    """Return how to call the tools on the same checkout from the user's folder."""
+    python, here = Path(sys.executable), Path.cwd()
+    if here in python.parents:
+        python = python.relative_to(here)
+    words = [str(python), "-m", "tools"]
+    words += ["--project", str(root)] if root else []
+    words += ["--build", str(build)] if build else []
+    return shlex.join(words)
 
 
 @dataclass(frozen=True)
@@ -60,7 +99,6 @@ class Settings:
     """The options before the command's name."""
 
     project: Project
-    debug: bool
 
 
 @click.group(
@@ -71,7 +109,6 @@ class Settings:
     "--project",
     "root",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=Path(__file__).parent.parent,
     help="The checkout to work on; default: the one that holds these tools.",
 )
 @click.option(
@@ -81,7 +118,9 @@ class Settings:
 )
 @click.option("--debug", is_flag=True, help="Log every subprocess; show tracebacks.")
 @click.pass_context
-def main(ctx: click.Context, root: Path, build: Path | None, debug: bool) -> None:
+def main(
+    ctx: click.Context, root: Path | None, build: Path | None, debug: bool
+) -> None:
     """Maintain the tagma fork of vLLM: apply, build, serve and test it."""
     logging.basicConfig(
         level=logging.DEBUG if debug else logging.WARNING,
@@ -89,7 +128,8 @@ def main(ctx: click.Context, root: Path, build: Path | None, debug: bool) -> Non
     )
     if not debug:
         logging.getLogger("urllib3").setLevel(logging.ERROR)
-    ctx.obj = Settings(Project.at(root, build), debug)
+    console.invocation = _invocation(root, build)
+    ctx.obj = Settings(Project.at(root or _CHECKOUT, build))
 
 
 json_option = click.option(

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 from typing import Protocol
 
 from rich.console import Console
@@ -27,14 +27,16 @@ stdout = Console(highlight=False, soft_wrap=True)
 _WIDE = 200  # what a log or a pipe can hold
 
 
+# How to call the tools from the user's folder, for the next steps of a report. The
+# command line sets it, with the options that name another checkout.
+invocation = "python -m tools"
+
+
 class Step(Protocol):
     """Something long that is under way."""
 
     def advance(self, amount: float) -> None:
         """Say that `amount` more of the total is done."""
-
-    def set_total(self, total: float) -> None:
-        """Say how much there is, once it is known."""
 
 
 class _BarStep:
@@ -44,9 +46,6 @@ class _BarStep:
 
     def advance(self, amount: float) -> None:
         self._progress.advance(self._task, amount)
-
-    def set_total(self, total: float) -> None:
-        self._progress.update(self._task, total=total)
 
 
 class _LineStep:
@@ -65,9 +64,6 @@ class _LineStep:
             share = self._done / self._total if self._total else None
             passed = f"{self._last - self._begin:.0f} s"
             note(f"{self._name}: {passed if share is None else f'{share:.0%}'}")
-
-    def set_total(self, total: float) -> None:
-        self._total = total
 
 
 @contextmanager
@@ -99,22 +95,19 @@ def note(text: str) -> None:
 
 def show(report: Report, as_json: bool) -> None:
     """Print a command's report."""
+    steps = tuple(
+        step.replace("python -m tools", invocation) for step in report.next_steps
+    )
     if as_json:
-        print(report.to_json())
+        print(replace(report, next_steps=steps).to_json())
         return
     failed = report.outcome.exit_code != 0
     out = stderr if failed else stdout
     out.print(f"error: {report.message}" if failed else report.message, markup=False)
     for line in report.details:
         out.print(f"  {line}", markup=False)
-    for line in report.next_steps:
-        out.print(f"next: {line.replace('python -m', f'{_python()} -m')}", markup=False)
-
-
-def _python() -> str:
-    """Return how to call the Python that runs the tools from the current folder."""
-    path = Path(sys.executable)
-    return str(path.relative_to(Path.cwd()) if Path.cwd() in path.parents else path)
+    for line in steps:
+        out.print(f"next: {line}", markup=False)
 
 
 def show_table(table: Table) -> None:

@@ -97,7 +97,8 @@ def _download(artifact: Artifact, target: Path, option: str) -> None:
             ("Run the command again",),
             (str(error)[:300],),
         ) from error
-    except (requests.RequestException, OSError) as error:
+    # ValueError: an answer that is no index page, or an address that is none.
+    except (requests.RequestException, OSError, ValueError) as error:
         raise offline(artifact.filename, error, mend) from error
     if not found:
         raise ToolError(

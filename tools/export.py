@@ -1,11 +1,13 @@
 """The way back: from the tree's commits to patch files, byte for byte."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools import overlay
+from tools import console, overlay
 from tools.errors import ToolError
+from tools.git import Repository
 from tools.outcome import Outcome
 from tools.patch import Patch
 from tools.tree import Tree
@@ -60,23 +62,34 @@ class Export:
             )
         names = _names_by_subject(folder)
         patches: list[Patch] = []
-        listed = repository.git(
-            "rev-list", "--reverse", "--no-merges", f"{state.overlays}..HEAD"
-        )
+        span = f"{state.overlays}..HEAD"
+        if merges := repository.git("rev-list", "--merges", span).text.split():
+            raise ToolError(
+                Outcome.TREE_EDITED,
+                f"commit {merges[0][:12]} is a merge, which no patch can hold",
+                (f"Make it linear: git -C {tree.project.tree} rebase",),
+            )
+        listed = repository.git("rev-list", "--reverse", span)
         for number, commit in enumerate(listed.text.split(), start=1):
             shown = repository.git(
                 "show", "--no-patch", "--format=%an <%ae>%n%B", commit
             )
             author, _, message = shown.text.partition("\n")
             subject = message.partition("\n")[0]
-            name = names.get(subject) or f"{number:04}-{_slug(subject)}.patch"
+            name = names.pop(subject, "") or f"{number:04}-{_slug(subject)}.patch"
             diff = repository.git(
                 "diff-tree", *_DIFF_OPTIONS, f"{commit}^", commit
             ).stdout
             patch = Patch.from_commit(name, author, message, diff)
-            _refuse_overlay_edits(patch, tree.project.root)
+            _refuse_overlay_edits(repository, commit, tree.project.root)
             patches.append(patch)
         files = {patch.name: patch.to_bytes() for patch in patches}
+        if len(files) != len(patches):
+            raise ToolError(
+                Outcome.BAD_SERIES,
+                "two commits have the same subject and place",
+                ("Reword one of them",),
+            )
         files["series"] = "".join(f"{patch.name}\n" for patch in patches).encode()
         return cls(files)
 
@@ -107,7 +120,9 @@ class Export:
         changed = self.differences(folder)
         for name in changed:
             if name in self.files:
-                (folder / name).write_bytes(self.files[name])
+                partial = folder / f"{name}.partial"
+                partial.write_bytes(self.files[name])
+                os.replace(partial, folder / name)
             else:
                 (folder / name).unlink()
         return changed
@@ -118,23 +133,33 @@ def _exported(folder: Path) -> list[Path]:
 
 
 def _names_by_subject(folder: Path) -> dict[str, str]:
-    patches = [
-        Patch.parse(path.name, path.read_bytes()) for path in folder.glob("*.patch")
-    ]
-    return {patch.fields["Subject"]: patch.name for patch in patches}
+    """Return the present file names; one that cannot be read is written anew."""
+    names = {}
+    for path in sorted(folder.glob("*.patch")):
+        try:
+            names[Patch.parse(path.name, path.read_bytes()).fields["Subject"]] = (
+                path.name
+            )
+        except ToolError as error:
+            console.note(f"{error.message}: it will be replaced")
+    return names
 
 
 def _slug(subject: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", subject.lower()).strip("-")[:48].strip("-")
+    words = re.sub(r"[^a-z0-9]+", "-", subject.lower()).strip("-")
+    return words[:48].strip("-") or "patch"
 
 
-def _refuse_overlay_edits(patch: Patch, root: Path) -> None:
+def _refuse_overlay_edits(repository: Repository, commit: str, root: Path) -> None:
     """Raise if a commit changes a file that an overlay laid into the tree."""
-    changed = set(re.findall(r"^\+\+\+ b/(.+)$", patch.diff.decode("latin-1"), re.M))
+    listed = repository.git(
+        "diff-tree", "-r", "-z", "--no-renames", "--name-only", f"{commit}^", commit
+    )
+    changed = set(listed.text.split("\0"))
     for file in overlay.files(root):
         if file.target in changed:
             raise ToolError(
                 Outcome.BAD_OVERLAY,
-                f"commit {patch.fields['Subject']!r} changes the overlay {file.target}",
+                f"commit {commit[:12]} changes the overlay {file.target}",
                 (f"Make the change in {file.source.relative_to(root)} instead",),
             )

@@ -24,11 +24,18 @@ _PINNED_OPTIONS = (
     "core.excludesFile=/dev/null",
     "core.quotePath=false",
     "commit.gpgSign=false",
+    "pack.compression=1",  # of the import, which git reads back at once
+    "fastimport.unpackLimit=0",  # else small imports become loose objects
     "gc.auto=0",  # no background process may outlive the lock
     "maintenance.auto=false",
     "init.defaultBranch=tagma",
     "advice.detachedHead=false",
 )
+
+
+def without_git(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables that steer git."""
+    return {k: v for k, v in environment.items() if not k.startswith("GIT_")}
 
 
 def clean_environment(ceiling: Path) -> dict[str, str]:
@@ -37,7 +44,7 @@ def clean_environment(ceiling: Path) -> dict[str, str]:
     Args:
         ceiling: git must not look for a repository in this folder or above it.
     """
-    env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    env = without_git(os.environ)
     name, _, email = IDENTITY.partition(" <")
     return env | {
         "GIT_CONFIG_GLOBAL": os.devnull,
@@ -117,6 +124,7 @@ class Repository:
             env=environment,
             stdin=stdin,
             check=check,
+            shown=("git", *args),
         )
 
     def init(self) -> None:
@@ -134,13 +142,11 @@ class Repository:
         """Return the id of the revision's tree."""
         return self.git("rev-parse", "--verify", f"{revision}^{{tree}}").text
 
-    def is_clean(self) -> bool:
-        """Whether the work tree equals HEAD, ignored files aside."""
-        return not self.changed_paths()
-
     def changed_paths(self) -> list[str]:
         """Paths that differ from HEAD, untracked ones included, ignored ones not."""
-        done = self.git("status", "--porcelain", "-z", "--untracked-files=all")
+        done = self.git(
+            "status", "--porcelain", "-z", "--untracked-files=all", "--no-renames"
+        )
         return [entry[3:] for entry in done.text.split("\0") if len(entry) > 3]
 
     def commit_tree(

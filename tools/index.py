@@ -1,6 +1,7 @@
 """The package index that pip is configured with."""
 
 import ast
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from tools.process import run
 
 Progress = Callable[[int | None], ProgressTracker]
 
+_CREDENTIALS = re.compile(r"//[^/@\s]+@")
+_TIMEOUT_S = 60.0
 _BUSY = (429, 500, 502, 503, 504)
 
 # Sections of `pip config list`, weakest first.
@@ -65,6 +68,8 @@ class IndexConfig:
                     settings[key] = str(ast.literal_eval(value))
         urls = [settings.get("index-url", PYPI_SIMPLE_ENDPOINT)]
         urls += settings.get("extra-index-url", "").split()
+        if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
+            urls = []
         links = settings.get("find-links", "").split()
         return cls(
             # A file: index is a folder of folders that only pip itself can read.
@@ -99,13 +104,19 @@ class IndexConfig:
         for url in self.urls:
             with self.client(url) as client:
                 try:
-                    packages = client.get_project_page(project).packages
+                    packages = client.get_project_page(
+                        project, timeout=_TIMEOUT_S
+                    ).packages
                 except NoSuchProjectError:
                     continue
                 for package in packages:
                     if package.filename == filename:
                         client.download_package(
-                            package, target, verify=False, progress=progress
+                            package,
+                            target,
+                            verify=False,
+                            progress=progress,
+                            timeout=_TIMEOUT_S,
                         )
                         return True
         return False
@@ -113,7 +124,7 @@ class IndexConfig:
 
 def offline(what: str, error: Exception, mend: str) -> ToolError:
     """Return the error of a download that could not reach the index."""
-    reason = str(error).splitlines()[0][:300]
+    reason = _CREDENTIALS.sub("//", str(error).partition("\n")[0])[:300]
     return ToolError(
         Outcome.OFFLINE,
         f"{what} is not in the cache and the package index cannot be reached",

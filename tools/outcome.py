@@ -19,7 +19,9 @@ class Outcome(Enum):
     OUT_OF_SYNC = "out-of-sync"
     MISSING_TOOL = "missing-tool"
     COMMAND_FAILED = "command-failed"
+    SYSTEM = "system"
     DIFFERENT = "different"
+    USAGE = "usage"
     # The input is broken.
     BAD_PIN = "bad-pin"
     WRONG_HASH = "wrong-hash"
@@ -35,9 +37,11 @@ class Outcome(Enum):
 
     @property
     def exit_code(self) -> int:
-        """0 done, 1 the user must act, 3 broken input; 2 is click's usage error."""
+        """0 done, 1 the user must act, 2 wrong usage, 3 broken input."""
         if self in (Outcome.DONE, Outcome.UNCHANGED):
             return 0
+        if self is Outcome.USAGE:
+            return 2
         return 1 if self in _USER_MUST_ACT else 3
 
 
@@ -49,6 +53,7 @@ _USER_MUST_ACT = frozenset(
         Outcome.OUT_OF_SYNC,
         Outcome.MISSING_TOOL,
         Outcome.COMMAND_FAILED,
+        Outcome.SYSTEM,
         Outcome.DIFFERENT,
     }
 )

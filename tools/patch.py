@@ -1,10 +1,14 @@
 """One patch: a DEP-3 style header and a git diff, read and written byte for byte."""
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
 
+from unidiff.constants import LINE_TYPE_NO_NEWLINE
 from unidiff.errors import UnidiffParseError
+from unidiff.patch import Hunk as DiffHunk
 from unidiff.patch import PatchSet
 
 from tools.errors import ToolError
@@ -22,7 +26,8 @@ FIELDS = (
 _REQUIRED = ("From", "Subject", *FIELDS)
 _DIFF = re.compile(rb"^diff --git ", re.MULTILINE)
 _FIELD = re.compile(r"([A-Z][A-Za-z-]*): (.+)")
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+# git drops such characters from the ends of a name.
+_AUTHOR = re.compile(r"[^\s.,:;<>\"'\\](?:[^<>]*[^\s.,:;<>\"'\\])? <[^<>\s]+>")
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,10 @@ class Patch:
         found = _DIFF.search(data)
         if not found:
             raise _bad(name, "it has no `diff --git` line")
-        head = data[: found.start()].decode("utf-8", "strict")
+        try:
+            head = data[: found.start()].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise _bad(name, f"its header is not UTF-8: {error}") from error
         fields: dict[str, str] = {}
         lines = head.split("\n")
         while lines and (match := _FIELD.fullmatch(lines[0])):
@@ -77,23 +85,28 @@ class Patch:
         missing = [field for field in _REQUIRED if field not in fields]
         if missing:
             raise _bad(name, f"its header lacks {', '.join(missing)}")
-        if not _DATE.fullmatch(fields["Last-Update"]):
-            raise _bad(name, "Last-Update is not a date (YYYY-MM-DD)")
+        _check_fields(name, fields)
         text = "\n".join(lines)
         description = text.removesuffix("---\n").strip("\n")
         return cls(name, fields, description, data[found.start() :])
 
     def to_bytes(self) -> bytes:
         """Return the patch file; `parse` of it gives this patch again."""
-        head = [f"{key}: {self.fields[key]}" for key in _REQUIRED]
+        head = [f"{key}: {self.fields[key]}" for key in ("From", "Subject")]
+        head += self._trailers()
         if self.description:
             head += ["", self.description]
         return "\n".join([*head, "---", ""]).encode() + self.diff
 
+    def _trailers(self) -> list[str]:
+        """Return the fields after the subject: those of `FIELDS`, then others."""
+        others = [key for key in self.fields if key not in _REQUIRED]
+        return [f"{key}: {self.fields[key]}" for key in (*FIELDS, *others)]
+
     @property
     def message(self) -> str:
         """The commit message that keeps the whole header, for `from_commit`."""
-        trailers = "\n".join(f"{field}: {self.fields[field]}" for field in FIELDS)
+        trailers = "\n".join(self._trailers())
         parts = [self.fields["Subject"], self.description, trailers]
         return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -116,9 +129,8 @@ class Patch:
             raise _bad(
                 name, f"the commit {subject!r} lacks the trailers {', '.join(missing)}"
             )
-        fields = {"From": author, "Subject": subject} | {
-            field: trailers[field] for field in FIELDS
-        }
+        fields = {"From": author, "Subject": subject} | trailers
+        _check_fields(name, fields)
         return cls(name, fields, body.strip("\n"), diff)
 
     def hunks(self) -> Iterator[Hunk]:
@@ -135,15 +147,43 @@ class Patch:
         for file in files:
             if file.is_added_file:
                 continue
-            path = file.source_file.removeprefix("a/").encode("latin-1").decode()
+            path = _path(file.source_file)
             for hunk in file:
-                old = tuple(
-                    line.value.encode("latin-1")
-                    for line in hunk
-                    if line.is_context or line.is_removed
-                )
+                old = _old_lines(hunk)
                 header = f"@@ -{hunk.source_start},{hunk.source_length} @@"
                 yield Hunk(path, header, hunk.source_start, old)
+
+
+def _path(name: str) -> str:
+    """Return a path of a `---` line: git quotes unusual ones as C does."""
+    if name.startswith('"'):
+        # Python reads the same escapes in a bytes literal.
+        return bytes(ast.literal_eval(f"b{name}")).decode().removeprefix("a/")
+    return name.encode("latin-1").decode().removeprefix("a/")
+
+
+def _check_fields(name: str, fields: dict[str, str]) -> None:
+    try:
+        date.fromisoformat(fields["Last-Update"])
+    except ValueError as error:
+        raise _bad(name, "Last-Update is not a date (YYYY-MM-DD)") from error
+    if not _AUTHOR.fullmatch(fields["From"]):
+        raise _bad(name, "From is not `Name <address>` as git keeps it")
+
+
+def _old_lines(hunk: DiffHunk) -> tuple[bytes, ...]:
+    lines: list[bytes] = []
+    old = False
+    for line in hunk:
+        if line.line_type == LINE_TYPE_NO_NEWLINE:
+            # unidiff gives the line before it a line end all the same.
+            if old:
+                lines[-1] = lines[-1].removesuffix(b"\n")
+            continue
+        old = line.is_context or line.is_removed
+        if old:
+            lines.append(line.value.encode("latin-1"))
+    return tuple(lines)
 
 
 def check_place(name: str, hunk: Hunk, content: bytes | None) -> None:

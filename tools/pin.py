@@ -1,5 +1,6 @@
 """The pin: everything that identifies the upstream release under the series."""
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -50,15 +51,19 @@ class Pin:
     wheels: Mapping[str, Artifact]
 
     @classmethod
-    def read(cls, path: Path) -> "Pin":
+    def read(cls, path: Path, *, locked: bool = True) -> "Pin":
         """Read `upstream/pin.toml` and the lock of the patched tree beside it.
+
+        Args:
+            path: The pin.
+            locked: Read the lock too; it is about to be replaced otherwise.
 
         Raises:
             ToolError: A file is missing or a field is missing or malformed.
         """
         try:
             data = tomllib.loads(path.read_text("utf-8"))
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise _bad(path, str(error)) from error
         wheels = data.get("wheel", {})
         if not isinstance(wheels, dict):
@@ -68,7 +73,7 @@ class Pin:
             commit=_text(path, data, "commit"),
             sdist=_artifact(path, data.get("sdist"), "sdist"),
             tree=_matching(path, data, "tree", _OBJECT_ID),
-            patched_tree=_read_lock(path.with_name("tree.lock")),
+            patched_tree=_read_lock(path.with_name("tree.lock")) if locked else "",
             wheels={
                 device: _artifact(path, table, f"wheel.{device}")
                 for device, table in wheels.items()
@@ -96,13 +101,20 @@ def _read_lock(path: Path) -> str:
         return ""
     text = path.read_text("utf-8").strip()
     if not _OBJECT_ID.fullmatch(text):
-        raise _bad(path, "it must hold one git tree id")
+        raise ToolError(
+            Outcome.BAD_PIN,
+            f"{path.name} does not hold one git tree id",
+            (f"Remove {path}, then: python -m tools apply --lock",),
+        )
     return text
 
 
 def write_lock(pin_file: Path, tree: str) -> None:
     """Lock the patched tree's id beside the pin."""
-    pin_file.with_name("tree.lock").write_text(f"{tree}\n", "utf-8")
+    lock = pin_file.with_name("tree.lock")
+    partial = lock.with_suffix(".partial")
+    partial.write_text(f"{tree}\n", "utf-8")
+    os.replace(partial, lock)
 
 
 def _bad(path: Path, why: str) -> ToolError:

@@ -1,13 +1,13 @@
 """The one gateway for subprocesses: logged, never through a shell."""
 
 import logging
-import os
 import shlex
 import shutil
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,22 @@ from tools.errors import ToolError
 from tools.outcome import Outcome
 
 log = logging.getLogger(__name__)
+_inherited: list[int] = []
+
+
+@contextmanager
+def inherited(descriptor: int) -> Iterator[None]:
+    """Let every program that `run` starts in the block hold a file open."""
+    _inherited.append(descriptor)
+    try:
+        yield
+    finally:
+        _inherited.remove(descriptor)
+
+
+def inherited_files() -> tuple[int, ...]:
+    """Return what a program started now would hold open."""
+    return tuple(_inherited)
 
 
 @dataclass(frozen=True)
@@ -45,6 +61,7 @@ def run(
     stdin: bytes | None = None,
     check: bool = True,
     output: Path | None = None,
+    shown: Sequence[str | Path] = (),
 ) -> Completed:
     """Run a program to its end.
 
@@ -55,6 +72,7 @@ def run(
         stdin: Bytes to feed; None gives it an empty input.
         check: Raise if the status is not zero.
         output: File that receives both output streams instead of the result.
+        shown: What to call the command in an error, if not by all of `argv`.
 
     Raises:
         ToolError: The program is missing, or failed and `check` is set.
@@ -71,6 +89,7 @@ def run(
             stdout=sink or subprocess.PIPE,
             stderr=subprocess.STDOUT if sink else subprocess.PIPE,
             check=False,
+            pass_fds=inherited_files(),
         )
     except FileNotFoundError as error:
         raise _missing(args[0]) from error
@@ -79,13 +98,14 @@ def run(
             sink.close()
     result = Completed(args, done.returncode, done.stdout or b"", done.stderr or b"")
     if check and result.status != 0:
-        shown = (result.error_text or result.text).splitlines()[-20:]
+        last = (result.error_text or result.text).splitlines()[-20:]
+        name = shlex.join(map(str, (shown or args)[:6]))
         steps = (f"Read {output}",) if output else ()
         raise ToolError(
             Outcome.COMMAND_FAILED,
-            f"{shlex.join(args[:6])} failed with status {result.status}",
+            f"{name} failed with status {result.status}",
             steps,
-            tuple(shown),
+            tuple(last),
         )
     return result
 
@@ -179,13 +199,6 @@ def start(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-
-
-def replace_process(argv: Sequence[str | Path], *, env: Mapping[str, str]) -> None:
-    """Become another program, so that signals and the terminal are its own."""
-    args = [str(arg) for arg in argv]
-    log.debug("exec %s", shlex.join(args))
-    os.execvpe(args[0], args, dict(env))
 
 
 def find_program(name: str) -> Path | None:

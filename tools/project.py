@@ -1,24 +1,33 @@
 """Where everything of one checkout lives."""
 
+import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from tools.errors import ToolError
+from tools.git import without_git
 from tools.outcome import Outcome
-from tools.process import run
+from tools.process import inherited, run
+
+_LOCK_WAIT_S = 1.0
 
 
-def default_cache() -> Path:
-    """Return the user's download cache: TAGMA_CACHE, or the XDG cache folder."""
+def default_cache(build: Path) -> Path:
+    """Return the download cache: TAGMA_CACHE, or in the user's cache folder.
+
+    A user without a home gets a cache in the build folder.
+    """
     if named := os.environ.get("TAGMA_CACHE"):
-        return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "vllm-tagma"
+        return Path(named).absolute()
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        base = build / "cache"
+    return base / "vllm-tagma"
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,8 @@ class Project:
     def at(cls, root: Path, build: Path | None = None) -> "Project":
         """Return the project of a checkout, with its default folders."""
         root = root.resolve()
-        return cls(root, (build or root / "build").resolve(), default_cache())
+        build = (build or root / "build").resolve()
+        return cls(root, build, default_cache(build))
 
     @property
     def pin_file(self) -> Path:
@@ -73,9 +83,11 @@ class Project:
         )
         if outer is None:
             return
-        # The user's own ignore rules count here, so git runs with their settings.
+        # The user's own ignore rules count here, so git runs with their settings,
+        # but not with a GIT_DIR that names another repository.
         ignored = run(
             ["git", "-C", outer, "check-ignore", "--quiet", f"{self.build}/x"],
+            env=without_git(os.environ),
             check=False,
         )
         if ignored.status == 1:
@@ -98,16 +110,27 @@ class Project:
         """
         self.check_place()
         self.build.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.build / ".lock")
+        held = os.open(self.build / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            lock.acquire(timeout=0)
-        except Timeout as error:
-            raise ToolError(
-                Outcome.LOCKED,
-                f"another run is at work in {self.build}",
-                ("Wait until it ends, then run the command again",),
-            ) from error
-        try:
-            yield
+            _lock(held, self.build)
+            # A git that outlives a killed run still holds the lock.
+            with inherited(held):
+                yield
         finally:
-            lock.release()
+            os.close(held)
+
+
+def _lock(descriptor: int, build: Path) -> None:
+    """Lock a file, waiting a moment: what a killed run left ends in no time."""
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise ToolError(
+                    Outcome.LOCKED,
+                    f"another run is at work in {build}",
+                    ("Wait until it ends, then run the command again",),
+                ) from error
+        time.sleep(0.02)

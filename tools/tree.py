@@ -13,9 +13,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from tools import console, overlay
+from tools.edits import Snapshot
 from tools.errors import ToolError
 from tools.git import Repository
 from tools.outcome import Outcome
@@ -74,14 +75,18 @@ class Inputs:
     series: Series
 
     @classmethod
-    def read(cls, project: Project) -> "Inputs":
+    def read(cls, project: Project, relock: bool = False) -> "Inputs":
         """Read and check all inputs.
+
+        Args:
+            project: The project.
+            relock: Ignore the present lock of the patched tree.
 
         Raises:
             ToolError: The pin or the series is broken.
         """
         return cls(
-            Pin.read(project.pin_file),
+            Pin.read(project.pin_file, locked=not relock),
             tuple(overlay.files(project.root)),
             Series.read(project.patches),
         )
@@ -131,7 +136,12 @@ class Tree:
         return State.read(self.state_file)
 
     def apply(
-        self, source: Source, *, drop: bool = False, relock: bool = False
+        self,
+        source: Source,
+        *,
+        drop: bool = False,
+        relock: bool = False,
+        expected: str = "",
     ) -> Applied:
         """Make the tree equal to its inputs.
 
@@ -139,15 +149,16 @@ class Tree:
             source: Where the release comes from if it is not imported yet.
             drop: Drop edits in the tree, keeping a copy, instead of stopping.
             relock: Accept the resulting tree as the new lock.
+            expected: The git tree id that must come out; "": any.
 
         Raises:
             ToolError: An input is broken or the tree has edits. The tree is then
-                as it was.
+                as it was, but for edits that `drop` moved out.
         """
-        inputs = Inputs.read(self.project)
-        digest = inputs.digest()
         self._remove_scratch()
         self._complete_move()
+        inputs = Inputs.read(self.project, relock)
+        digest = inputs.digest()
         dropped = self._drop_edits() if drop else None
         self.refuse_edits()
         state = self.state
@@ -162,6 +173,13 @@ class Tree:
         base = self._import_base(inputs.pin, source)
         new = self._build(inputs, base, digest)
         tree = self.repository.tree_of(new.commit)
+        if expected and tree != expected:
+            raise ToolError(
+                Outcome.WRONG_TREE,
+                "the exported patches do not give the tree's own files",
+                (f"Compare: git -C {self.project.tree} diff {new.commit} HEAD",),
+            )
+        self._refuse_overwriting(new)
         if relock:
             write_lock(self.project.pin_file, tree)
         else:
@@ -185,15 +203,36 @@ class Tree:
         if not commits and not paths:
             return
         what = "commits that are not in patches/" if commits else "uncommitted edits"
-        steps = (
+        steps: tuple[str, ...] = (
             f"Keep them: commit them in {self.project.tree}, one commit per patch, "
             "then run: python -m tools export",
             "Drop them (a copy is kept): python -m tools apply --drop",
         )
+        if own := [path for path in paths if path.endswith("/")]:
+            steps = (f"Move {own[0]} away: it is a git repository of its own",)
         shown = tuple(paths[:10]) + (("…",) if len(paths) > 10 else ())
         raise ToolError(
             Outcome.TREE_EDITED, f"{self.project.tree} has {what}", steps, shown
         )
+
+    def _refuse_overwriting(self, new: State) -> None:
+        """Stop before a file that git ignores would be replaced by an added one."""
+        head = self.repository.resolve("HEAD")
+        if head is None:
+            return
+        added = self.repository.git(
+            *("diff-tree", "-r", "-z", "--no-renames", "--name-only"),
+            *("--diff-filter=A", head, new.commit),
+        ).text.split("\0")
+        there = [path for path in added if path and (self.project.tree / path).exists()]
+        if there:
+            raise ToolError(
+                Outcome.TREE_EDITED,
+                f"{self.project.tree / there[0]} is in the way of a file that the "
+                "series or an overlay adds",
+                ("Move it away, then run the command again",),
+                tuple(there[:10]),
+            )
 
     def require_current(self, *, edits: bool = False) -> None:
         """Stop unless the tree is what its inputs make.
@@ -241,40 +280,73 @@ class Tree:
     def _complete_move(self) -> None:
         """Finish a move of the work tree that a killed run began."""
         if not self.repository.exists:
+            self._refuse_strangers()
             return
+        self._remove_left_locks()
         state = self.state
-        if state and state.moving:
-            console.note("An earlier run was interrupted; completing it …")
-            # We hold the lock, so this is what the killed run left behind.
-            (self.repository.git_dir / "index.lock").unlink(missing_ok=True)
-            self._move(state)
+        if state is None:
+            self._refuse_strangers()
+            return
+        if not state.moving:
+            return
+        console.note("An earlier run was interrupted; completing it …")
+        if head := self.repository.resolve("HEAD"):
+            self._keep_edits_since(head, state)
+        self._move(state)
+
+    def _keep_edits_since(self, head: str, state: State) -> None:
+        """Copy files that are neither as before the killed move nor as after it.
+
+        They were edited since, or were being written when the run was killed.
+        """
+        snapshot = Snapshot.take(self.repository)
+        edited = snapshot.paths_unlike(self.repository, state.commit)
+        edited &= snapshot.paths_unlike(self.repository, head)
+        if edited:
+            copy = snapshot.keep(self.project, state.commit)
+            console.note(f"{len(edited)} files were half-way or edited: see {copy}")
+
+    def _refuse_strangers(self) -> None:
+        """Refuse a tree folder that these tools did not make."""
+        folder = self.project.tree
+        found = [path for path in folder.iterdir()] if folder.is_dir() else []
+        if (
+            folder.exists()
+            and (found or not folder.is_dir())
+            and found != [self.repository.git_dir]
+        ):
+            raise ToolError(
+                Outcome.TREE_EDITED,
+                f"{folder} was not made by these tools",
+                ("Move it away, then run the command again",),
+            )
+
+    def _remove_left_locks(self) -> None:
+        """Remove git's lock files of a killed run; no child of it still runs.
+
+        Children hold the project's lock as long as they live. A lock of the index
+        outside a move is left alone: it is the user's own git.
+        """
+        git_dir = self.repository.git_dir
+        left = [git_dir / "config.lock", *(git_dir / "refs/tagma").rglob("*.lock")]
+        if (state := self.state) is None or state.moving:
+            left += [git_dir / "index.lock", git_dir / "HEAD.lock"]
+            left += (git_dir / "refs/heads").rglob("*.lock")
+        for path in left:
+            path.unlink(missing_ok=True)
 
     def _drop_edits(self) -> Path | None:
         """Move edits out of the tree and return their copy, if there were any."""
         state = self.state
         if state is None:
             return None
-        repository = self.repository
-        with self._scratch() as scratch:
-            index = scratch / "index"
-            shutil.copyfile(repository.git_dir / "index", index)
-            repository.git("add", "-A", index=index)
-            tree = repository.git("write-tree", index=index).text
-        head = repository.resolve("HEAD")
-        if head == state.commit and tree == repository.tree_of(state.commit):
+        snapshot = Snapshot.take(self.repository)
+        if snapshot.commit == state.commit:
             return None
-        kept = repository.commit_tree(tree, "Dropped edits\n", head)
-        folder = self.project.build / "dropped"
-        folder.mkdir(exist_ok=True)
-        copy = folder / f"{kept[:12]}.patch"
-        copy.write_bytes(
-            repository.git(
-                "diff", "--binary", "--full-index", state.commit, kept
-            ).stdout
-        )
-        repository.git("update-ref", f"refs/tagma/dropped/{kept[:12]}", kept)
+        copy = snapshot.keep(self.project, state.commit)
+        console.note(f"dropped edits are kept in {copy}")
         self._move(state)
-        repository.git("clean", "-fdq")
+        self.repository.git("clean", "-fdq")
         return copy
 
     def _import_base(self, pin: Pin, source: Source) -> str:
@@ -315,7 +387,7 @@ class Tree:
         listed = repository.git("ls-tree", "-r", "-z", "--name-only", base).text
         upstream = set(listed.split("\0"))
         for file in inputs.overlays:
-            if file.target in upstream:
+            if file.target in upstream or upstream & set(_parents(file.target)):
                 raise ToolError(
                     Outcome.BAD_OVERLAY,
                     f"{file.source} would replace upstream's {file.target}",
@@ -398,3 +470,8 @@ class Tree:
         moving.write(self.state_file)
         self.repository.git("reset", "--hard", "--quiet", state.commit)
         State(state.inputs, state.overlays, state.commit, False).write(self.state_file)
+
+
+def _parents(path: str) -> list[str]:
+    """Return the folders above a path of the tree."""
+    return [str(parent) for parent in PurePosixPath(path).parents]

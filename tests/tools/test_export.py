@@ -135,3 +135,64 @@ def test_patch_to_bytes_and_commit_round_trip(
     assert Patch.parse("p", patch.to_bytes()) == patch
     again = Patch.from_commit("p", fields["From"], patch.message, diff)
     assert again == patch
+
+
+def commit(checkout: Checkout, subject: str, text: str, *trailers: str) -> None:
+    core = checkout.project.tree / "vllm" / "core.py"
+    core.write_text(core.read_text() + text)
+    message = f"{subject}\n\nWhy.\n\n{TRAILERS}{''.join(trailers)}"
+    checkout.tree.repository.git("commit", "--all", "--quiet", "-m", message)
+
+
+def test_commit_with_a_present_subject_gets_a_file_of_its_own(
+    checkout: Checkout,
+) -> None:
+    commit(checkout, "core: count by three", "three = 3\n")
+    assert checkout.cli("export").returncode == 0
+    assert len(list(checkout.project.patches.glob("*.patch"))) == 3
+    assert b"three = 3" in checkout.files()["vllm/core.py"]
+    assert checkout.apply().outcome is Outcome.UNCHANGED
+
+
+def test_subject_without_ascii_gives_a_valid_name(checkout: Checkout) -> None:
+    commit(checkout, "日本", "x = 1\n")
+    assert checkout.cli("export").returncode == 0
+    assert (checkout.project.patches / "0003-patch.patch").is_file()
+
+
+def test_further_header_fields_are_kept(checkout: Checkout) -> None:
+    signed = "Signed-off-by: A <a@example.com>\n"
+    commit(checkout, "core: signed", "x = 1\n", signed)
+    assert checkout.cli("export").returncode == 0
+    path = checkout.project.patches / "0003-core-signed.patch"
+    assert signed in path.read_text()
+    assert checkout.cli("export", "--check").returncode == 0
+
+
+def test_merge_is_refused_and_stays(checkout: Checkout) -> None:
+    repository = checkout.tree.repository
+    head = repository.git("rev-parse", "HEAD").text
+    tree = repository.tree_of("HEAD")
+    side = repository.commit_tree(tree, "side\n", f"{head}^")
+    merge = repository.git(
+        "commit-tree", tree, "-p", head, "-p", side, stdin=b"merge\n"
+    ).text
+    repository.git("reset", "--hard", "--quiet", merge)
+    assert checkout.cli("export").returncode == 1
+    assert repository.git("rev-parse", "HEAD").text == merge
+
+
+def test_deletion_of_an_overlay_file_is_refused(checkout: Checkout) -> None:
+    checkout.tree.repository.git("rm", "--quiet", "vllm/tagma.py")
+    commit(checkout, "drop it", "x = 1\n")
+    done = checkout.cli("export")
+    assert done.returncode == 3
+    assert "vllm_overlay/tagma.py" in done.stderr
+
+
+def test_damaged_patch_file_is_written_anew(checkout: Checkout) -> None:
+    checkout.cli("export")
+    path = checkout.project.patches / "0001-count.patch"
+    path.write_bytes(path.read_bytes()[:40])
+    assert checkout.cli("export").returncode == 0
+    assert checkout.apply().outcome is Outcome.UNCHANGED

@@ -15,11 +15,13 @@ from tools.tree import Tree
 @click.option(
     "--source",
     "file",
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A local copy of the pinned sdist.",
 )
 @click.option(
-    "--git", "url", help="A git repository that has the pinned commit, instead."
+    "--git",
+    "url",
+    help="A git repository that has the pinned commit with the sdist's very files.",
 )
 @click.option("--commit", default="", help="With --git: the commit, 40 digits.")
 @click.option("--drop", is_flag=True, help="Drop edits in the tree, keeping a copy.")
@@ -43,6 +45,10 @@ def command(
     """
     if file and url:
         raise click.UsageError("--source and --git exclude each other")
+    if commit and not url:
+        raise click.UsageError("--commit goes with --git")
+    if url and Path(url).is_dir():
+        url = str(Path(url).resolve())
     project = settings.project
     source: Source = GitRemote(url, commit) if url else Sdist(project.cache, file)
     with project.lock():

@@ -18,8 +18,8 @@ from tools.tree import Tree
 def command(settings: Settings, check: bool, as_json: bool) -> None:
     """Write the commits of the patched tree to patches/, one file each.
 
-    Every commit needs the trailers Origin, Forwarded, Upstream-Status and
-    Last-Update. The tree's lock follows.
+    Every commit needs the trailers Origin, Forwarded, Upstream-Status, Last-Update
+    and SPDX-License-Identifier. The tree's lock follows.
 
     Example: git -C build/tree commit --all --amend && python -m tools export
     """
@@ -36,9 +36,10 @@ def command(settings: Settings, check: bool, as_json: bool) -> None:
                 tuple(changed),
             )
         if not check:
+            expected = tree.repository.tree_of("HEAD")
             export.write(project.patches)
             tree.adopt_head()
-            tree.apply(Sdist(project.cache), relock=True)
+            tree.apply(Sdist(project.cache), relock=True, expected=expected)
     outcome = Outcome.DONE if changed else Outcome.UNCHANGED
     console.show(
         Report(
