@@ -22,14 +22,14 @@ def test_without_a_tree_it_names_apply(make_checkout, options):
     checkout = make_checkout(lock=False)
     report = failure(checkout.cli("build", "--json", *options))
     assert report["outcome"] == Outcome.OUT_OF_SYNC.value
-    assert "python -m tools apply" in report["next_steps"][0]
+    assert f"--project {checkout.project.root} apply" in report["next_steps"][0]
 
 
 def test_a_tree_older_than_its_inputs_is_refused(checkout):
     (checkout.project.root / "vllm_overlay" / "more.py").write_text("")
     report = failure(checkout.cli("build", "--json"))
     assert "older than" in report["message"]
-    assert "python -m tools apply" in report["next_steps"][0]
+    assert f"--project {checkout.project.root} apply" in report["next_steps"][0]
     assert not checkout.project.venv.exists()
 
 
