@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -67,12 +67,14 @@ class Scenario:
         prompts: Token ids, one prompt per request.
         max_tokens: How many tokens each request generates.
         claim: What must be seen to happen.
+        sampling: Parameters of the requests on top of greedy decoding.
     """
 
     name: str
     prompts: tuple[tuple[int, ...], ...]
     max_tokens: int
     claim: Claim | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,9 @@ def _at(tokens: Sequence[int], index: int) -> str:
 
 def _unmet(scenario: Scenario, measured: Measured) -> Iterator[str]:
     for number, reply in enumerate(measured.replies, 1):
-        if len(reply.tokens) != scenario.max_tokens:
+        # A grammar ends where it is fulfilled.
+        ends_early = "structured_outputs" in scenario.sampling and reply.tokens
+        if len(reply.tokens) != scenario.max_tokens and not ends_early:
             yield f"request {number} gave {len(reply.tokens)} tokens"
     if len(measured.held) < len(measured.replies):
         yield f"only {len(measured.held)} releases of blocks were recorded"
@@ -263,6 +267,21 @@ def make_scenarios(
         Scenario("the same again", (long,), 24, Claim.PREFIX_HIT),
         Scenario("shared prefix", (shared,), 24, Claim.PREFIX_HIT),
         Scenario("8 streams", tuple(cut(64) for _ in range(8)), 96, Claim.CONCURRENT),
+        Scenario(
+            "sampled",
+            (cut(24), cut(24)),
+            24,
+            sampling={"temperature": 1, "top_p": 0.9, "top_k": 20, "seed": 1},
+        ),
+        Scenario(
+            "structured output",
+            (cut(24),),
+            24,
+            sampling={
+                "structured_outputs": {"choice": ["paged", "tagma"]},
+                "ignore_eos": False,
+            },
+        ),
         # Four fit with the 13 blocks of their prompts, not with their last 17.
         Scenario(
             "pool too small", tuple(cut(400) for _ in range(8)), 120, Claim.PREEMPTED
@@ -355,7 +374,6 @@ class Result:
                 "blocks": BLOCKS,
                 "max_model_len": MODEL_TOKENS,
                 "max_num_batched_tokens": BATCHED_TOKENS,
-                "temperature": 0,
             },
             "start_s": {name: round(s, 1) for name, s in self.start_s.items()},
             "scenarios": [comparison.to_data() for comparison in self.comparisons],
@@ -477,7 +495,8 @@ def _measure(
 ) -> Iterator[Measured]:
     """Send the scenarios one after the other and yield what each gave."""
     # The first request pays for imports; it is not measured.
-    _send(server, scenarios[0].prompts[0][:1], 2, time.monotonic())
+    first = replace(scenarios[0], max_tokens=2)
+    _send(server, first.prompts[0][:1], first, time.monotonic())
     probe.take()
     with console.step(f"ask {server.name}", len(scenarios)) as step:
         for scenario in scenarios:
@@ -485,7 +504,7 @@ def _measure(
             began = time.monotonic()
             with ThreadPoolExecutor(len(scenario.prompts)) as pool:
                 sent = [
-                    pool.submit(_send, server, prompt, scenario.max_tokens, began)
+                    pool.submit(_send, server, prompt, scenario, began)
                     for prompt in scenario.prompts
                 ]
                 replies = tuple(future.result() for future in sent)
@@ -496,7 +515,7 @@ def _measure(
 
 
 def _send(
-    server: Server, prompt: tuple[int, ...], max_tokens: int, began: float
+    server: Server, prompt: tuple[int, ...], scenario: Scenario, began: float
 ) -> Reply:
     tokens: list[int] = []
     usage: dict[str, Any] = {}
@@ -506,9 +525,10 @@ def _send(
         {
             "model": model.NAME,
             "prompt": list(prompt),
-            "max_tokens": max_tokens,
+            "max_tokens": scenario.max_tokens,
             "temperature": 0,
             "ignore_eos": True,
+            **scenario.sampling,
             "return_token_ids": True,
             "stream": True,
             "stream_options": {"include_usage": True},

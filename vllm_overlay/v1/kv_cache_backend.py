@@ -24,7 +24,11 @@ class UnsupportedByTagmaError(ValueError):
     """An option, model or host that `--kv-cache-backend tagma` cannot serve."""
 
     def __init__(self, option: str, reason: str, instead: str):
-        super().__init__(
+        super().__init__(option, reason, instead)
+
+    def __str__(self) -> str:
+        option, reason, instead = self.args
+        return (
             f"--kv-cache-backend tagma does not support {option}: {reason}. {instead}."
         )
 
@@ -55,7 +59,7 @@ REFUSALS = (
     Refusal(
         lambda c: c.parallel_config.enable_elastic_ep,
         "--enable-elastic-ep",
-        "its warm-up writes block ids that form no range",
+        "it resizes the engine at run time, which is not tested with it",
         _USE_PAGED,
     ),
     Refusal(
@@ -161,7 +165,8 @@ def verify_kv_cache_groups(kv_cache_config: "KVCacheConfig") -> None:
         raise UnsupportedByTagmaError(
             f"this model's KV cache groups ({kinds})",
             "it places the blocks of exactly one full-attention group",
-            _USE_PAGED,
+            f"{_USE_PAGED}; a model that mixes full attention with sliding windows "
+            "also runs with --disable-hybrid-kv-cache-manager",
         )
 
 

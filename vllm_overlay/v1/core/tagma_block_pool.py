@@ -190,7 +190,8 @@ class TagmaBlockPool(BlockPool):
             self._maybe_evict_cached_block(TagmaBlock(self, block_id))
         if self.metrics_collector:
             for block in new_blocks:
-                self.metrics_collector.on_block_evicted(block)
+                if self.enable_caching:
+                    self.metrics_collector.on_block_evicted(block)
                 self.metrics_collector.on_block_allocated(block)
 
     def _after_access(self, blocks: Sequence[KVCacheBlock]) -> None:

@@ -3,6 +3,7 @@
 """`--kv-cache-backend`: how it is chosen, and what it refuses at start-up."""
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from vllm.v1.kv_cache_backend import (
     UnsupportedByTagmaError,
     block_tables_cls,
     kv_cache_manager_cls,
+    verify_kv_cache_backend,
     verify_kv_cache_groups,
 )
 from vllm.v1.kv_cache_interface import (
@@ -160,16 +162,75 @@ def test_refused_option_is_named_with_an_alternative(model: str, option: str) ->
     assert "--kv-cache-backend paged" in message
 
 
-@pytest.mark.parametrize("option", REFUSED_ARGUMENTS)
+@pytest.mark.parametrize(
+    ("architecture", "config", "message"),
+    [
+        ("JambaForCausalLM", {"model_type": "jamba"}, "hybrid and Mamba models"),
+        (
+            "MambaForCausalLM",
+            {"model_type": "mamba", "state_size": 16},
+            "attention-free models",
+        ),
+        (
+            "WhisperForConditionalGeneration",
+            {"model_type": "whisper", "vocab_size": 51865},
+            "encoder-decoder models",
+        ),
+    ],
+)
+def test_refused_model_is_named(
+    tmp_path: Path, architecture: str, config: dict, message: str
+) -> None:
+    config = {"architectures": [architecture]} | config
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=message):
+        make_config(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("parallel_config.enable_elastic_ep", True, "--enable-elastic-ep"),
+        ("attention_config.hisparse_config", object(), "HiSparse"),
+    ],
+)
+def test_option_that_this_host_lacks_is_refused_too(
+    model: str, path: str, value: object, message: str, monkeypatch
+) -> None:
+    config = make_config(model)
+    part, field = path.split(".")
+    monkeypatch.setattr(getattr(config, part), field, value)
+    with pytest.raises(UnsupportedByTagmaError, match=message):
+        verify_kv_cache_backend(config)
+
+
 def test_paged_accepts_what_tagma_refuses(
-    model: str, option: str, monkeypatch: pytest.MonkeyPatch
+    model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The refusals must not reach users of the default backend."""
     config = make_config(model, kv_cache_backend="paged")
-    for refusal in REFUSALS:
-        refused = replace(refusal, applies=lambda _: True)
-        monkeypatch.setattr(kv_cache_backend, "REFUSALS", (refused,))
-        kv_cache_backend.verify_kv_cache_backend(config)
+    everything = tuple(replace(refusal, applies=lambda _: True) for refusal in REFUSALS)
+    monkeypatch.setattr(kv_cache_backend, "REFUSALS", everything)
+    verify_kv_cache_backend(config)
+
+
+def test_refusal_survives_the_way_between_processes() -> None:
+    error = UnsupportedByTagmaError("option", "reason", "Do this")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert "option: reason. Do this." in str(error)
+
+
+def test_rebound_factory_of_a_platform_still_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Out-of-tree platforms replace the name in the manager's module."""
+    made = []
+    monkeypatch.setattr(
+        "vllm.v1.core.kv_cache_manager.get_kv_cache_coordinator",
+        lambda **kwargs: made.append(kwargs),
+    )
+    KVCacheManager.make_coordinator(object(), use_eagle=False)
+    assert made == [{"use_eagle": False}]
 
 
 FULL = FullAttentionSpec(

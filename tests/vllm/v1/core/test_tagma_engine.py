@@ -364,6 +364,7 @@ def test_calls_do_not_leak_references():
                 call()
 
     objects = (pool, request, ids, ids[0], KVAllocator, KVRanges, OutOfBlocksError)
+
     def counts():
         gc.collect()  # What earlier tests left behind refers to the types, too.
         return [sys.getrefcount(o) for o in objects]
