@@ -3,6 +3,7 @@ PYTHON ?= python3
 DEVICE ?= cpu
 MODE   ?= precompiled
 MODEL  ?=
+ARGS   ?=
 
 TOOLS := build/tools/bin/python -m tools
 READY := build/tools/ready
@@ -11,7 +12,7 @@ READY := build/tools/ready
 .DEFAULT_GOAL := serve
 
 serve: $(READY) ## all of the below where needed, then a server with the tagma backend
-	$(TOOLS) serve $(if $(MODEL),--model "$(MODEL)")
+	$(TOOLS) serve $(if $(MODEL),--model "$(MODEL)") $(if $(ARGS),-- $(ARGS))
 
 test: $(READY) ## every check, from a clean clone
 	$(TOOLS) test
