@@ -24,133 +24,10 @@
 #include <string>
 #include <vector>
 
+#include "kv_ranges.h"
+#include "prefix_index.h"
+
 namespace vllm::tagma {
-
-inline constexpr int32_t kNoBlock = -1;
-inline constexpr int32_t kMaxBlocks = 1 << 26;
-
-struct Range {
-  int32_t start;
-  int32_t count;
-
-  int32_t end() const { return start + count; }
-};
-
-inline bool operator==(const Range& a, const Range& b) {
-  return a.start == b.start && a.count == b.count;
-}
-
-enum class Status {
-  kOk,
-  kBadCount,       // A count below one.
-  kBadBlock,       // A block id outside the pool.
-  kBlockFree,      // A reference was asked for on a block that is free.
-  kBlockNotHeld,   // The block has no (or too few) request references.
-  kAlreadyCached,  // The block has its cache reference already.
-  kNotCached,      // The block has no cache reference.
-  kTooManyRefs,    // The block's request references would overflow.
-  kOutOfBlocks,    // Too few blocks are free or cache-only.
-  kNoExtent,       // Enough blocks, but not one contiguous stretch of them.
-  kRangeCap,       // The request would need more than `max_ranges` ranges.
-};
-
-// What an operation came to. Unless `status` is kOk nothing has changed, and
-// `value` names the cause: a block id, a number of blocks or of ranges.
-struct [[nodiscard]] Result {
-  Status status = Status::kOk;
-  int64_t value = 0;
-
-  bool ok() const { return status == Status::kOk; }
-};
-
-// Grows `v`'s capacity geometrically for `extra` more elements.
-template <typename T>
-void reserve_more(std::vector<T>& v, size_t extra) {
-  const size_t needed = v.size() + extra;
-  if (needed > v.capacity()) {
-    v.reserve(std::max(needed, 2 * v.capacity()));
-  }
-}
-
-// Blocks in order, as ranges. Adjacent ranges merge when appended.
-class RangeList {
- public:
-  int64_t num_blocks() const { return num_blocks_; }
-  size_t num_ranges() const { return ranges_.size(); }
-  bool empty() const { return ranges_.empty(); }
-  const std::vector<Range>& ranges() const { return ranges_; }
-
-  // The block at `index`, which must be in [0, num_blocks()). O(log ranges).
-  int32_t at(int64_t index) const {
-    const size_t r = range_of(index);
-    return ranges_[r].start + static_cast<int32_t>(index - first_[r]);
-  }
-
-  // Calls `visit(block)` for the blocks at [start, stop), which must be in
-  // bounds, until one call returns false. Returns whether all returned true.
-  template <typename Visit>
-  bool for_each(int64_t start, int64_t stop, Visit visit) const {
-    if (start >= stop) {
-      return true;
-    }
-    int64_t left = stop - start;
-    size_t r = range_of(start);
-    int64_t offset = start - first_[r];
-    for (; left > 0; ++r, offset = 0) {
-      const Range& range = ranges_[r];
-      const int64_t n = std::min(left, range.count - offset);
-      const int32_t begin = range.start + static_cast<int32_t>(offset);
-      for (int32_t i = 0; i < n; ++i) {
-        if (!visit(begin + i)) {
-          return false;
-        }
-      }
-      left -= n;
-    }
-    return true;
-  }
-
-  void reserve(size_t extra_ranges) {
-    reserve_more(ranges_, extra_ranges);
-    reserve_more(first_, extra_ranges);
-  }
-
-  // Whether append() would lengthen the last range instead of adding one.
-  bool merges(int32_t start) const {
-    return !ranges_.empty() && ranges_.back().end() == start;
-  }
-
-  void append(Range range) {
-    if (merges(range.start)) {
-      ranges_.back().count += range.count;
-    } else {
-      reserve(1);
-      ranges_.push_back(range);
-      first_.push_back(num_blocks_);
-    }
-    num_blocks_ += range.count;
-  }
-
-  void clear() {
-    ranges_.clear();
-    first_.clear();
-    num_blocks_ = 0;
-    headroom_ = 0;
-  }
-
- private:
-  friend class KVAllocator;
-
-  size_t range_of(int64_t index) const {
-    return std::upper_bound(first_.begin(), first_.end(), index) -
-           first_.begin() - 1;
-  }
-
-  std::vector<Range> ranges_;
-  std::vector<int64_t> first_;  // Index of each range's first block.
-  int64_t num_blocks_ = 0;
-  int32_t headroom_ = 0;  // Blocks the request wants free behind its end.
-};
 
 // Placement policy: the largest extent, leaving headroom for the request that
 // may grow into it, and a headroom that doubles each time a request spills.
@@ -245,6 +122,7 @@ class KVAllocator {
     return block >= 0 && block < num_blocks_;
   }
   bool is_cached(int32_t block) const { return cached_[block] == kCached; }
+  bool is_held(int32_t block) const { return refs_[block] > 0; }
   int32_t ref_count(int32_t block) const { return refs_[block]; }
 
   // Blocks evicted by extend() and allocate() since clear_evicted(), in order.
@@ -270,6 +148,9 @@ class KVAllocator {
         return {Status::kNoExtent, longest};
       }
       reserve_more(evicted_, num_cache_only_);
+      if (index_ != nullptr) {
+        index_->reserve_evicted(num_cache_only_);
+      }
       Range extent;
       do {
         extent = evict_oldest();
@@ -299,6 +180,9 @@ class KVAllocator {
     const auto n = static_cast<int32_t>(rounded);
     appended->clear();
     if (n > free_) {
+      if (index_ != nullptr) {
+        index_->reserve_evicted(num_cache_only_);
+      }
       const Result planned = plan_eviction(request, n, appended);
       if (!planned.ok()) {
         return planned;
@@ -396,8 +280,114 @@ class KVAllocator {
     return {};
   }
 
-  // Sets the block's cache reference; a request must hold the block.
+  // Lets `index` name the cached blocks; null takes it away. From then on a
+  // block is cached exactly while it has an entry there: cache_prefix() sets
+  // both, and whatever drops the cache reference erases the entry. No block may
+  // be cached now. The index must outlive this, or be taken away.
+  Result attach(PrefixIndex* index) {
+    for (int32_t b = 0; b < num_blocks_; ++b) {
+      if (is_cached(b)) {
+        return {Status::kAlreadyCached, b};
+      }
+    }
+    index_ = index;
+    return {};
+  }
+
+  // Gives each of `blocks` at [start, stop), which must be in bounds and held,
+  // its cache reference and an index entry under its key; keys[0] is for the
+  // block at `start`. A block that is cached under the same key is skipped; one
+  // that is cached under another key, as a partial block is that filled up,
+  // moves to the new one. `cached` counts the blocks that were not cached.
+  Result cache_prefix(const RangeList& blocks, int64_t start, int64_t stop,
+                      const BlockKey* keys, int64_t* cached) {
+    if (const Result checked = check_blocks(blocks); !checked.ok()) {
+      return checked;
+    }
+    int32_t not_held = kNoBlock;
+    const bool held = blocks.for_each(start, stop, [&](int32_t b) {
+      not_held = b;
+      return is_held(b);
+    });
+    if (!held) {
+      return {Status::kBlockNotHeld, not_held};
+    }
+    index_->reserve(keys, stop - start);
+    *cached = 0;
+    blocks.for_each(start, stop, [&](int32_t b) {
+      const BlockKey& key = *keys++;
+      if (!is_cached(b)) {
+        cached_[b] = kCached;
+        ++*cached;
+      } else if (index_->key_of(b) == key) {
+        return true;
+      } else {
+        index_->erase(b);
+      }
+      index_->insert(b, key);
+      return true;
+    });
+    return {};
+  }
+
+  // Drops the cache reference of each of `blocks` that has one.
+  Result uncache(const RangeList& blocks) {
+    if (const Result checked = check_blocks(blocks); !checked.ok()) {
+      return checked;
+    }
+    blocks.for_each(0, blocks.num_blocks(), [&](int32_t b) {
+      (void)uncache(b);
+      return true;
+    });
+    return {};
+  }
+
+  // Drops every cache reference. Scans the pool.
+  void uncache_all() {
+    for (int32_t b = 0; b < num_blocks_; ++b) {
+      (void)uncache(b);
+    }
+  }
+
+  // Sets the cache reference of each of `blocks`, which must be held and must
+  // not be cached.
+  Result cache(const RangeList& blocks) {
+    if (const Result checked = check_blocks(blocks); !checked.ok()) {
+      return checked;
+    }
+    int64_t done = 0;
+    Result result;
+    blocks.for_each(0, blocks.num_blocks(), [&](int32_t b) {
+      result = cache(b);
+      done += result.ok();
+      return result.ok();
+    });
+    if (!result.ok()) {
+      blocks.for_each(0, done, [&](int32_t b) {
+        cached_[b] = kUncached;
+        return true;
+      });
+    }
+    return result;
+  }
+
+  // How many of `blocks` no request holds. An acquire of them takes as many
+  // from num_free_blocks().
+  int64_t count_unreferenced(const RangeList& blocks) const {
+    int64_t count = 0;
+    for (const Range& range : blocks.ranges_) {
+      count += std::count(refs_.begin() + range.start,
+                          refs_.begin() + range.end(), 0);
+    }
+    return count;
+  }
+
+  // Sets the block's cache reference; a request must hold the block. Not for a
+  // pool with an index.
   Result cache(int32_t block) {
+    if (index_ != nullptr) {
+      return {Status::kIndexed, block};
+    }
     if (refs_[block] == 0) {
       return {Status::kBlockNotHeld, block};
     }
@@ -413,7 +403,7 @@ class KVAllocator {
     if (!is_cached(block)) {
       return {Status::kNotCached, block};
     }
-    cached_[block] = kUncached;
+    drop_cache_ref(block);
     if (refs_[block] == 0) {
       lru_remove(block);
       free_run({block, 1});
@@ -690,6 +680,14 @@ class KVAllocator {
     return false;
   }
 
+  // The only way out of the cache, so that no index entry can be left behind.
+  void drop_cache_ref(int32_t block) {
+    cached_[block] = kUncached;
+    if (index_ != nullptr) {
+      index_->erase(block);
+    }
+  }
+
   void add_ref(int32_t block) {
     if (refs_[block] == 0) {
       lru_remove(block);
@@ -794,6 +792,9 @@ class KVAllocator {
     const int32_t block = lru_head_;
     lru_remove(block);
     cached_[block] = kUncached;
+    if (index_ != nullptr) {
+      index_->evict(block);
+    }
     evicted_.push_back(block);
     return free_run({block, 1});
   }
@@ -856,6 +857,7 @@ class KVAllocator {
   std::string check_size_classes() const;
   std::string check_references() const;
   std::string check_lru() const;
+  std::string check_index() const;
 
   const int32_t num_blocks_;
   const int32_t alignment_;
@@ -882,12 +884,14 @@ class KVAllocator {
   int32_t free_ = 0;       // Blocks in extents.
   int32_t available_ = 0;  // See num_free_blocks().
   std::vector<int32_t> evicted_;
+  PrefixIndex* index_ = nullptr;
   std::vector<Piece> plan_;  // Scratch of extend().
 };
 
 inline std::string KVAllocator::check_invariants() const {
-  for (const std::string& broken : {check_references(), check_extents(),
-                                    check_size_classes(), check_lru()}) {
+  for (const std::string& broken :
+       {check_references(), check_extents(), check_size_classes(), check_lru(),
+        check_index()}) {
     if (!broken.empty()) {
       return broken;
     }
@@ -1004,6 +1008,20 @@ inline std::string KVAllocator::check_lru() const {
   return {};
 }
 
+inline std::string KVAllocator::check_index() const {
+  if (index_ == nullptr) {
+    return {};
+  }
+  for (int32_t b = 0; b < num_blocks_; ++b) {
+    if (is_cached(b) != index_->contains(b)) {
+      return "block " + std::to_string(b) + " is " +
+             (is_cached(b) ? "cached without an index entry"
+                           : "in the index without being cached");
+    }
+  }
+  return index_->check_invariants();
+}
+
 inline std::string KVAllocator::dump() const {
   std::string bytes;
   const auto put = [&bytes](const auto* data, size_t count) {
@@ -1025,6 +1043,9 @@ inline std::string KVAllocator::dump() const {
   }
   put_list(lru_head_);
   put(evicted_.data(), evicted_.size());
+  if (index_ != nullptr) {
+    bytes += index_->dump();
+  }
   return bytes;
 }
 
