@@ -1,24 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 
-// Python module `vllm.tagma`: the range allocator of the tagma KV cache
-// backend. Limited API, so that one binary serves Python 3.11 and later.
+// Python module `vllm.tagma`: the range allocator, the prefix index and the
+// coordinate map of the tagma KV cache backend. Limited API, so that one binary
+// serves Python 3.11 and later.
 
 #include <Python.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <exception>
+#include <memory>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kv_allocator.h"
+#include "kv_coord_map.h"
+#include "prefix_index.h"
 
 namespace {
 
+using vllm::tagma::BlockKey;
 using vllm::tagma::kMaxBlocks;
+using vllm::tagma::kNoBlock;
 using vllm::tagma::KVAllocator;
+using vllm::tagma::KVCoordMap;
+using vllm::tagma::KVCoords;
+using vllm::tagma::KVStats;
+using vllm::tagma::PrefixIndex;
 using vllm::tagma::Range;
 using vllm::tagma::RangeList;
 using vllm::tagma::Result;
@@ -29,6 +41,8 @@ struct ModuleState {
   PyObject* range_cap_error;
   PyObject* allocator_type;
   PyObject* ranges_type;
+  PyObject* index_type;
+  PyObject* coord_map_type;
 };
 
 struct AllocatorObject {
@@ -36,12 +50,23 @@ struct AllocatorObject {
       // Owned by the module, which the type keeps alive.
       ModuleState* state;
   KVAllocator* engine;
+  PrefixIndex* index;  // Made by the first PrefixIndex(); else null.
+};
+
+// A handle: the index itself lives and dies with its allocator.
+struct IndexObject {
+  PyObject_HEAD AllocatorObject* allocator;  // Strong reference.
+  std::vector<BlockKey>* keys;               // Scratch of insert().
+};
+
+struct CoordMapObject {
+  PyObject_HEAD KVCoordMap map;
 };
 
 struct RangesObject {
   PyObject_HEAD AllocatorObject* allocator;  // Strong reference.
   RangeList blocks;
-  bool is_view;  // Made by extend(): holds no references.
+  bool is_view;  // Made by extend() or match(): holds no references.
 };
 
 AllocatorObject* as_allocator(PyObject* self) {
@@ -101,6 +126,11 @@ PyObject* raise(AllocatorObject* self, const Result& result,
     case Status::kNotCached:
       return PyErr_Format(PyExc_ValueError,
                           "block %lld is not cached; check is_cached() first",
+                          value);
+    case Status::kIndexed:
+      return PyErr_Format(PyExc_ValueError,
+                          "block %lld cannot be cached without a hash: the "
+                          "pool has a PrefixIndex; use its insert()",
                           value);
     case Status::kTooManyRefs:
       return PyErr_Format(PyExc_OverflowError,
@@ -165,31 +195,88 @@ bool parse_block(PyObject* self, PyObject* arg, int32_t* block) {
   return true;
 }
 
-// Reads a sequence of block ids. An item's __index__ may run Python code, so
-// nothing is borrowed and no engine state is touched here.
-bool parse_blocks(PyObject* self, PyObject* arg, std::vector<int32_t>* blocks) {
+bool is_instance(PyObject* arg, PyObject* type) {
+  return reinterpret_cast<PyObject*>(Py_TYPE(arg)) == type;
+}
+
+// Whether `arg` has a buffer of C ints in one piece. Leaves no exception.
+bool get_int_buffer(PyObject* arg, int flags, Py_buffer* buffer) {
+  if (PyObject_GetBuffer(arg, buffer, flags | PyBUF_FORMAT | PyBUF_ND) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  const char* format = buffer->format == nullptr ? "B" : buffer->format;
+  format += *format == '@' || *format == '=' || *format == '<';
+  const bool is_int =
+      buffer->ndim == 1 && buffer->itemsize == sizeof(int32_t) &&
+      (std::strcmp(format, "i") == 0 || std::strcmp(format, "l") == 0);
+  if (!is_int) {
+    PyBuffer_Release(buffer);
+  }
+  return is_int;
+}
+
+bool append_block(PyObject* self, int64_t id, RangeList* blocks) {
+  if (!engine_of(self).contains(id)) {
+    raise(as_allocator(self), {Status::kBadBlock, id});
+    return false;
+  }
+  blocks->append({static_cast<int32_t>(id), 1});
+  return true;
+}
+
+// Reads block ids from a KVRanges of this allocator, an int32 buffer or a
+// sequence. An item's __index__ may run Python code, so nothing is borrowed and
+// no engine state is touched here.
+bool parse_blocks(PyObject* self, PyObject* arg, RangeList* blocks) {
+  AllocatorObject* allocator = as_allocator(self);
+  if (is_instance(arg, allocator->state->ranges_type)) {
+    if (as_ranges(arg)->allocator != allocator) {
+      PyErr_SetString(PyExc_ValueError,
+                      "block_ids is a KVRanges of another KVAllocator; ids "
+                      "mean nothing outside their own pool");
+      return false;
+    }
+    *blocks = as_ranges(arg)->blocks;
+    return true;
+  }
+  Py_buffer buffer;
+  if (get_int_buffer(arg, PyBUF_SIMPLE, &buffer)) {
+    const auto* ids = static_cast<const int32_t*>(buffer.buf);
+    const Py_ssize_t count = buffer.len / buffer.itemsize;
+    bool ok = true;
+    for (Py_ssize_t i = 0; ok && i < count; ++i) {
+      ok = append_block(self, ids[i], blocks);
+    }
+    PyBuffer_Release(&buffer);
+    return ok;
+  }
   PyObject* list = PySequence_List(arg);
   if (list == nullptr) {
     return false;
   }
   bool ok = true;
-  blocks->reserve(PyList_Size(list));
   for (Py_ssize_t i = 0; ok && i < PyList_Size(list); ++i) {
-    int32_t block = 0;
-    ok = parse_block(self, PyList_GetItem(list, i), &block);
-    if (ok) {
-      blocks->push_back(block);
-    }
+    int64_t id = 0;
+    ok = parse_int(PyList_GetItem(list, i), &id) &&
+         append_block(self, id, blocks);
   }
   Py_DECREF(list);
   return ok;
 }
 
+RangeList reversed(const RangeList& blocks) {
+  RangeList result;
+  for (int64_t i = blocks.num_blocks(); i-- > 0;) {
+    result.append({blocks.at(i), 1});
+  }
+  return result;
+}
+
 // A request's blocks of this allocator, or null with an exception set.
 RangesObject* parse_request(PyObject* self, PyObject* arg) {
   AllocatorObject* allocator = as_allocator(self);
-  if (reinterpret_cast<PyObject*>(Py_TYPE(arg)) !=
-      allocator->state->ranges_type) {
+  if (!is_instance(arg, allocator->state->ranges_type)) {
     PyErr_SetString(PyExc_TypeError,
                     "ranges must be a KVRanges made by new_ranges()");
     return nullptr;
@@ -203,8 +290,8 @@ RangesObject* parse_request(PyObject* self, PyObject* arg) {
   }
   if (ranges->is_view) {
     PyErr_SetString(PyExc_ValueError,
-                    "ranges is what extend() returned, a view that holds no "
-                    "references; pass the request's own KVRanges");
+                    "ranges is what extend() or match() returned, a view that "
+                    "holds no references; pass the request's own KVRanges");
     return nullptr;
   }
   return ranges;
@@ -312,38 +399,89 @@ bool parse_bound(PyObject* arg, int64_t length, int64_t fallback,
   return true;
 }
 
+// Resolves the bounds of a part of a request's blocks.
+bool parse_part(PyObject* self, PyObject* start_arg, PyObject* stop_arg,
+                int64_t* start, int64_t* stop) {
+  const int64_t length = as_ranges(self)->blocks.num_blocks();
+  if (!parse_bound(start_arg, length, 0, start) ||
+      !parse_bound(stop_arg, length, length, stop)) {
+    return false;
+  }
+  // A bound's __index__ may have run code that changed the request.
+  *stop = std::min(*stop, as_ranges(self)->blocks.num_blocks());
+  *start = std::min(*start, *stop);
+  return true;
+}
+
 PyObject* ranges_block_ids(PyObject* self, PyObject* args, PyObject* kwargs) {
   static const char* keywords[] = {"start", "stop", nullptr};
   PyObject* start_arg = nullptr;
   PyObject* stop_arg = nullptr;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:block_ids",
-                                   const_cast<char**>(keywords), &start_arg,
-                                   &stop_arg)) {
-    return nullptr;
-  }
-  const RangeList& blocks = as_ranges(self)->blocks;
-  const int64_t length = blocks.num_blocks();
   int64_t start = 0;
   int64_t stop = 0;
-  if (!parse_bound(start_arg, length, 0, &start) ||
-      !parse_bound(stop_arg, length, length, &stop)) {
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:block_ids",
+                                   const_cast<char**>(keywords), &start_arg,
+                                   &stop_arg) ||
+      !parse_part(self, start_arg, stop_arg, &start, &stop)) {
     return nullptr;
   }
-  // A bound's __index__ may have run code that changed the request.
-  stop = std::min(stop, blocks.num_blocks());
-  PyObject* list = PyList_New(stop > start ? stop - start : 0);
+  PyObject* list = PyList_New(stop - start);
   if (list == nullptr) {
     return nullptr;
   }
   Py_ssize_t i = 0;
-  const bool ok = blocks.for_each(start, stop, [&](int32_t block) {
-    PyObject* id = PyLong_FromLong(block);
-    return id != nullptr && PyList_SetItem(list, i++, id) == 0;
-  });
+  const bool ok =
+      as_ranges(self)->blocks.for_each(start, stop, [&](int32_t block) {
+        PyObject* id = PyLong_FromLong(block);
+        return id != nullptr && PyList_SetItem(list, i++, id) == 0;
+      });
   if (!ok) {
     Py_CLEAR(list);
   }
   return list;
+}
+
+PyObject* ranges_block_ids_into(PyObject* self, PyObject* args,
+                                PyObject* kwargs) {
+  static const char* keywords[] = {"buffer", "start", "stop", nullptr};
+  PyObject* target = nullptr;
+  PyObject* start_arg = nullptr;
+  PyObject* stop_arg = nullptr;
+  int64_t start = 0;
+  int64_t stop = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:block_ids_into",
+                                   const_cast<char**>(keywords), &target,
+                                   &start_arg, &stop_arg)) {
+    return nullptr;
+  }
+  Py_buffer buffer;
+  if (!get_int_buffer(target, PyBUF_WRITABLE, &buffer)) {
+    PyErr_SetString(PyExc_TypeError,
+                    "buffer must be a writable, contiguous, one-dimensional "
+                    "buffer of int32, such as array.array('i', ...)");
+    return nullptr;
+  }
+  // After the buffer, since getting it may run code that changes the request.
+  if (!parse_part(self, start_arg, stop_arg, &start, &stop)) {
+    PyBuffer_Release(&buffer);
+    return nullptr;
+  }
+  const Py_ssize_t room = buffer.len / buffer.itemsize;
+  if (stop - start > room) {
+    PyErr_Format(PyExc_ValueError,
+                 "buffer has room for %zd block ids, %lld are asked for; pass "
+                 "a longer buffer, or start and stop",
+                 room, static_cast<long long>(stop - start));
+    PyBuffer_Release(&buffer);
+    return nullptr;
+  }
+  auto* id = static_cast<int32_t*>(buffer.buf);
+  as_ranges(self)->blocks.for_each(start, stop, [&](int32_t block) {
+    *id++ = block;
+    return true;
+  });
+  PyBuffer_Release(&buffer);
+  return PyLong_FromLongLong(stop - start);
 }
 
 // ---- KVAllocator. ----
@@ -397,6 +535,7 @@ PyObject* allocator_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 
 void allocator_dealloc(PyObject* self) {
   delete as_allocator(self)->engine;
+  delete as_allocator(self)->index;
   free_object(self);
 }
 
@@ -443,6 +582,25 @@ PyObject* allocator_extend(PyObject* self, PyObject* const* args,
   return done;
 }
 
+PyObject* allocator_grow(PyObject* self, PyObject* const* args,
+                         Py_ssize_t nargs) {
+  int64_t count = 0;
+  if (!check_nargs("grow", nargs, 2) || !parse_int(args[1], &count)) {
+    return nullptr;
+  }
+  RangesObject* request = parse_request(self, args[0]);
+  if (request == nullptr) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    const size_t before = request->blocks.num_ranges();
+    const Result result = engine_of(self).extend(&request->blocks, count);
+    return result.ok()
+               ? PyLong_FromSize_t(request->blocks.num_ranges() - before)
+               : raise(as_allocator(self), result, count);
+  });
+}
+
 PyObject* none_or_raise(PyObject* self, const Result& result) {
   if (!result.ok()) {
     return raise(as_allocator(self), result);
@@ -460,13 +618,9 @@ PyObject* allocator_acquire(PyObject* self, PyObject* const* args,
     return nullptr;
   }
   return guarded([&]() -> PyObject* {
-    std::vector<int32_t> ids;
-    if (!parse_blocks(self, args[1], &ids)) {
-      return nullptr;
-    }
     RangeList blocks;
-    for (const int32_t id : ids) {
-      blocks.append({id, 1});
+    if (!parse_blocks(self, args[1], &blocks)) {
+      return nullptr;
     }
     return none_or_raise(self,
                          engine_of(self).acquire(&request->blocks, blocks));
@@ -487,41 +641,51 @@ PyObject* allocator_release(PyObject* self, PyObject* const* args,
   });
 }
 
-PyObject* allocator_retain_blocks(PyObject* self, PyObject* const* args,
-                                  Py_ssize_t nargs) {
-  if (!check_nargs("retain_blocks", nargs, 1)) {
+// Calls `use(blocks)` with the blocks that the only argument names.
+template <typename Use>
+PyObject* with_blocks(const char* name, PyObject* self, PyObject* const* args,
+                      Py_ssize_t nargs, Use use) {
+  if (!check_nargs(name, nargs, 1)) {
     return nullptr;
   }
   return guarded([&]() -> PyObject* {
-    std::vector<int32_t> ids;
-    if (!parse_blocks(self, args[0], &ids)) {
-      return nullptr;
-    }
     RangeList blocks;
-    for (const int32_t id : ids) {
-      blocks.append({id, 1});
-    }
-    return none_or_raise(self, engine_of(self).retain(blocks));
+    return parse_blocks(self, args[0], &blocks) ? use(blocks) : nullptr;
   });
+}
+
+PyObject* allocator_retain_blocks(PyObject* self, PyObject* const* args,
+                                  Py_ssize_t nargs) {
+  return with_blocks(
+      "retain_blocks", self, args, nargs, [self](const RangeList& blocks) {
+        return none_or_raise(self, engine_of(self).retain(blocks));
+      });
 }
 
 PyObject* allocator_release_blocks(PyObject* self, PyObject* const* args,
                                    Py_ssize_t nargs) {
-  if (!check_nargs("release_blocks", nargs, 1)) {
-    return nullptr;
-  }
-  return guarded([&]() -> PyObject* {
-    std::vector<int32_t> ids;
-    if (!parse_blocks(self, args[0], &ids)) {
-      return nullptr;
-    }
-    // The engine releases a list from its end.
-    RangeList blocks;
-    for (auto id = ids.rbegin(); id != ids.rend(); ++id) {
-      blocks.append({*id, 1});
-    }
-    return none_or_raise(self, engine_of(self).release(&blocks));
-  });
+  return with_blocks(
+      "release_blocks", self, args, nargs, [self](const RangeList& blocks) {
+        // The engine releases a list from its end.
+        RangeList last_first = reversed(blocks);
+        return none_or_raise(self, engine_of(self).release(&last_first));
+      });
+}
+
+PyObject* allocator_cache_blocks(PyObject* self, PyObject* const* args,
+                                 Py_ssize_t nargs) {
+  return with_blocks(
+      "cache_blocks", self, args, nargs, [self](const RangeList& blocks) {
+        return none_or_raise(self, engine_of(self).cache(blocks));
+      });
+}
+
+PyObject* allocator_count_unreferenced(PyObject* self, PyObject* const* args,
+                                       Py_ssize_t nargs) {
+  return with_blocks(
+      "count_unreferenced", self, args, nargs, [self](const RangeList& blocks) {
+        return PyLong_FromLongLong(engine_of(self).count_unreferenced(blocks));
+      });
 }
 
 PyObject* allocator_cache(PyObject* self, PyObject* const* args,
@@ -571,6 +735,56 @@ PyObject* allocator_take_evicted(PyObject* self, PyObject*) {
   return list;
 }
 
+// Puts `value`, a new reference or null, into the dict.
+bool set_item(PyObject* dict, const char* key, PyObject* value) {
+  const bool ok =
+      value != nullptr && PyDict_SetItemString(dict, key, value) == 0;
+  Py_XDECREF(value);
+  return ok;
+}
+
+PyObject* allocator_stats(PyObject* self, PyObject*) {
+  const KVStats stats = engine_of(self).stats();
+  PyObject* dict = PyDict_New();
+  if (dict == nullptr) {
+    return nullptr;
+  }
+  bool ok = true;
+  const std::pair<const char*, int64_t> counts[] = {
+      {"free_blocks", stats.free_blocks},
+      {"held_blocks", stats.held_blocks},
+      {"cache_only_blocks", stats.cache_only_blocks},
+      {"extents", stats.extents},
+      {"largest_extent", stats.largest_extent},
+      {"requests", stats.requests},
+      {"spills", stats.spills},
+      {"window_evictions", stats.window_evictions},
+      {"evicted_blocks", stats.evicted_blocks},
+      {"cap_events", stats.cap_events},
+  };
+  for (const auto& [key, value] : counts) {
+    ok = ok && set_item(dict, key, PyLong_FromLongLong(value));
+  }
+  static const char* const kBuckets[KVStats::kNumBuckets] = {
+      "1",     "2",     "3-4",    "5-8",     "9-16",
+      "17-32", "33-64", "65-128", "129-256", ">256"};
+  PyObject* histogram = ok ? PyDict_New() : nullptr;
+  ok = ok && histogram != nullptr;
+  for (int i = 0; ok && i < KVStats::kNumBuckets; ++i) {
+    ok = set_item(histogram, kBuckets[i],
+                  PyLong_FromLong(stats.ranges_per_request[i]));
+  }
+  if (!ok) {
+    Py_XDECREF(histogram);
+    Py_DECREF(dict);
+    return nullptr;
+  }
+  if (!set_item(dict, "ranges_per_request", histogram)) {
+    Py_CLEAR(dict);
+  }
+  return dict;
+}
+
 PyObject* allocator_check_invariants(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     const std::string broken = engine_of(self).check_invariants();
@@ -610,6 +824,13 @@ PyMethodDef ranges_methods[] = {
      "block_ids($self, /, start=0, stop=None)\n--\n\n"
      "Return the ids of the blocks at [start, stop) as a list.\n\n"
      "The bounds are block indices and behave as in a slice."},
+    {"block_ids_into", as_method(ranges_block_ids_into),
+     METH_VARARGS | METH_KEYWORDS,
+     "block_ids_into($self, /, buffer, start=0, stop=None)\n--\n\n"
+     "Write the ids of the blocks at [start, stop) into an int32 buffer.\n\n"
+     "Fills it from its begin and returns how many ids were written. The\n"
+     "bounds are block indices and behave as in a slice.\n"
+     "Raises ValueError if the buffer is too short, and then writes nothing."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -622,7 +843,8 @@ PyType_Slot ranges_slots[] = {
     {Py_tp_doc,
      const_cast<char*>("The blocks of one request, in order, as ranges.\n\n"
                        "Made by KVAllocator.new_ranges(). Only release() drops "
-                       "its references; deleting the object does not.")},
+                       "its references; deleting the object does not. A view, "
+                       "which extend() and match() return, has none.")},
     {Py_tp_dealloc, reinterpret_cast<void*>(ranges_dealloc)},
     {Py_tp_methods, ranges_methods},
     {Py_tp_getset, ranges_getset},
@@ -643,8 +865,8 @@ PyMethodDef allocator_methods[] = {
      "allocate($self, count, /)\n--\n\n"
      "Take `count` contiguous blocks and return (start, count), in blocks.\n\n"
      "Each block gets one request reference; drop it with release_blocks().\n"
-     "`count` is rounded up to the alignment. Evicts cache-only blocks until\n"
-     "one extent is long enough. May scan the pool: not for the hot path.\n"
+     "`count` is rounded up to the alignment. What is cached there is "
+     "evicted.\n"
      "Raises OutOfBlocksError, and then nothing has changed."},
     {"new_ranges", allocator_new_ranges, METH_NOARGS,
      "new_ranges($self, /)\n--\n\n"
@@ -653,13 +875,32 @@ PyMethodDef allocator_methods[] = {
      "extend($self, ranges, count, /)\n--\n\n"
      "Append `count` blocks to the request and return a view of just those.\n\n"
      "`count` is rounded up to the alignment. The last range grows in place\n"
-     "where the blocks behind it are free; the rest comes from the largest\n"
-     "extents. Missing blocks are evicted, least recently used first. The\n"
-     "view is for reading: it holds no references.\n"
+     "where the blocks behind it are free, or cached but long unused; else "
+     "the\n"
+     "blocks come from where least is lost: room first, then cached blocks by\n"
+     "how recently they were used. What is cached there is evicted.\n"
+     "The view is for reading: it holds no references.\n"
      "Raises OutOfBlocksError or RangeCapError, and then nothing has changed."},
+    {"grow", as_method(allocator_grow), METH_FASTCALL,
+     "grow($self, ranges, count, /)\n--\n\n"
+     "Do as extend() does, but return just the number of ranges added.\n\n"
+     "For the hot path: makes no view. 0 means that it grew in place."},
+    {"stats", allocator_stats, METH_NOARGS,
+     "stats($self, /)\n--\n\n"
+     "Return a dict of what operators watch, in blocks unless said otherwise.\n"
+     "\n"
+     "Now: free_blocks, held_blocks and cache_only_blocks, extents (number of\n"
+     "free ones), largest_extent, requests (number with ranges) and\n"
+     "ranges_per_request (number of requests by their number of ranges).\n"
+     "Since the pool was made: spills (growths that needed a further range),\n"
+     "window_evictions (ranges for which cached blocks were evicted),\n"
+     "evicted_blocks, cap_events (calls that failed for max_ranges).\n"
+     "O(1), but for the search of the largest among similar extents."},
     {"acquire", as_method(allocator_acquire), METH_FASTCALL,
      "acquire($self, ranges, block_ids, /)\n--\n\n"
      "Add a request reference to each block and append it to the request.\n\n"
+     "`block_ids` is a KVRanges, such as match() returns, an int32 buffer or\n"
+     "a sequence of ids, here and wherever block ids are passed.\n"
      "Raises ValueError for a free block and RangeCapError beyond the cap,\n"
      "and then nothing has changed."},
     {"release", as_method(allocator_release), METH_FASTCALL,
@@ -680,6 +921,16 @@ PyMethodDef allocator_methods[] = {
      "cache($self, block_id, /)\n--\n\n"
      "Set the block's cache reference. A request must hold the block.\n\n"
      "Raises ValueError if none does or if the block is cached already."},
+    {"cache_blocks", as_method(allocator_cache_blocks), METH_FASTCALL,
+     "cache_blocks($self, block_ids, /)\n--\n\n"
+     "Set the cache reference of each block, as cache() does.\n\n"
+     "Raises ValueError for a block that is not held or is cached, and then\n"
+     "nothing has changed."},
+    {"count_unreferenced", as_method(allocator_count_unreferenced),
+     METH_FASTCALL,
+     "count_unreferenced($self, block_ids, /)\n--\n\n"
+     "Return how many of the blocks no request holds.\n\n"
+     "Acquiring them takes as many from num_free_blocks."},
     {"uncache", as_method(allocator_uncache), METH_FASTCALL,
      "uncache($self, block_id, /)\n--\n\n"
      "Drop the block's cache reference. A cache-only block becomes free.\n\n"
@@ -745,6 +996,441 @@ PyType_Spec allocator_spec = {"vllm.tagma.KVAllocator", sizeof(AllocatorObject),
                               0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
                               allocator_slots};
 
+// ---- PrefixIndex. ----
+
+IndexObject* as_index(PyObject* self) {
+  return reinterpret_cast<IndexObject*>(self);
+}
+
+PrefixIndex& index_of(PyObject* self) {
+  return *as_index(self)->allocator->index;
+}
+
+PyObject* pool_of(PyObject* self) {
+  return reinterpret_cast<PyObject*>(as_index(self)->allocator);
+}
+
+PyObject* index_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* keywords[] = {"allocator", "record_evicted", nullptr};
+  PyObject* pool = nullptr;
+  int record_evicted = 0;
+  auto* state = static_cast<ModuleState*>(PyType_GetModuleState(type));
+  if (state == nullptr ||
+      !PyArg_ParseTupleAndKeywords(
+          args, kwargs, "O!|p:PrefixIndex", const_cast<char**>(keywords),
+          state->allocator_type, &pool, &record_evicted)) {
+    return nullptr;
+  }
+  AllocatorObject* allocator = as_allocator(pool);
+  if (allocator->index != nullptr) {
+    PyErr_SetString(PyExc_ValueError,
+                    "allocator has a PrefixIndex already; share that one");
+    return nullptr;
+  }
+  PyObject* self = allocate_object(reinterpret_cast<PyObject*>(type));
+  if (self == nullptr) {
+    return nullptr;
+  }
+  as_index(self)->allocator = allocator;
+  Py_INCREF(pool);
+  PyObject* ready = guarded([&]() -> PyObject* {
+    as_index(self)->keys = new std::vector<BlockKey>;
+    auto index = std::make_unique<PrefixIndex>(allocator->engine->num_blocks());
+    index->record_evicted(record_evicted != 0);
+    if (const Result attached = allocator->engine->attach(index.get());
+        !attached.ok()) {
+      return raise(allocator, attached);
+    }
+    allocator->index = index.release();
+    return self;
+  });
+  if (ready == nullptr) {
+    Py_DECREF(self);
+  }
+  return ready;
+}
+
+void index_dealloc(PyObject* self) {
+  PyObject* pool = pool_of(self);
+  delete as_index(self)->keys;
+  free_object(self);
+  Py_DECREF(pool);
+}
+
+Py_ssize_t index_length(PyObject* self) { return index_of(self).size(); }
+
+bool parse_key(PyObject* arg, BlockKey* key) {
+  char* data = nullptr;
+  Py_ssize_t size = 0;
+  if (PyBytes_AsStringAndSize(arg, &data, &size) != 0) {
+    return false;
+  }
+  *key = {data, static_cast<size_t>(size)};
+  return true;
+}
+
+// A list or tuple with the items of `arg`, as a new reference: reading one runs
+// no Python code, so that the engine cannot change meanwhile.
+PyObject* as_array(PyObject* arg) {
+  if (PyList_Check(arg) || PyTuple_Check(arg)) {
+    Py_INCREF(arg);
+    return arg;
+  }
+  return PySequence_List(arg);
+}
+
+PyObject* array_item(PyObject* array, Py_ssize_t i) {
+  return PyList_Check(array) ? PyList_GetItem(array, i)
+                             : PyTuple_GetItem(array, i);
+}
+
+PyObject* index_match(PyObject* self, PyObject* args, PyObject* kwargs) {
+  static const char* keywords[] = {"hashes", "limit", nullptr};
+  PyObject* hashes_arg = nullptr;
+  PyObject* limit_arg = nullptr;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:match",
+                                   const_cast<char**>(keywords), &hashes_arg,
+                                   &limit_arg)) {
+    return nullptr;
+  }
+  int64_t limit = INT64_MAX;
+  if (limit_arg != nullptr && limit_arg != Py_None &&
+      !parse_int(limit_arg, &limit)) {
+    return nullptr;
+  }
+  if (limit < 0) {
+    return PyErr_Format(PyExc_ValueError,
+                        "limit must be at least 0 blocks, got %lld",
+                        static_cast<long long>(limit));
+  }
+  PyObject* hashes = as_array(hashes_arg);
+  if (hashes == nullptr) {
+    return nullptr;
+  }
+  PyObject* view = new_ranges_object(as_index(self)->allocator,
+                                     /*is_view=*/true);
+  PyObject* done = view == nullptr ? nullptr : guarded([&]() -> PyObject* {
+    const PrefixIndex& index = index_of(self);
+    RangeList& blocks = as_ranges(view)->blocks;
+    const int64_t count = std::min<int64_t>(PySequence_Size(hashes), limit);
+    for (int64_t i = 0; i < count; ++i) {
+      BlockKey key;
+      if (!parse_key(array_item(hashes, i), &key)) {
+        return nullptr;
+      }
+      const int32_t block = index.find(key);
+      if (block == kNoBlock) {
+        break;
+      }
+      blocks.append({block, 1});
+    }
+    return view;
+  });
+  if (done == nullptr) {
+    Py_XDECREF(view);
+  }
+  Py_DECREF(hashes);
+  return done;
+}
+
+PyObject* index_insert(PyObject* self, PyObject* const* args,
+                       Py_ssize_t nargs) {
+  if (!check_nargs("insert", nargs, 4)) {
+    return nullptr;
+  }
+  AllocatorObject* allocator = as_index(self)->allocator;
+  int64_t start = 0;
+  int64_t stop = 0;
+  if (!parse_int(args[2], &start) || !parse_int(args[3], &stop)) {
+    return nullptr;
+  }
+  if (!is_instance(args[0], allocator->state->ranges_type) ||
+      as_ranges(args[0])->allocator != allocator) {
+    PyErr_SetString(PyExc_TypeError,
+                    "ranges must be a KVRanges of the index's KVAllocator");
+    return nullptr;
+  }
+  PyObject* hashes = as_array(args[1]);
+  if (hashes == nullptr) {
+    return nullptr;
+  }
+  PyObject* done = guarded([&]() -> PyObject* {
+    const RangeList& blocks = as_ranges(args[0])->blocks;
+    const int64_t count = PySequence_Size(hashes);
+    if (start < 0 || start > stop || stop > blocks.num_blocks() ||
+        stop > count) {
+      return PyErr_Format(
+          PyExc_ValueError,
+          "start and stop must satisfy 0 <= start <= stop <= "
+          "%lld, the number of blocks and of hashes, got %lld "
+          "and %lld",
+          static_cast<long long>(std::min(count, blocks.num_blocks())),
+          static_cast<long long>(start), static_cast<long long>(stop));
+    }
+    std::vector<BlockKey>& keys = *as_index(self)->keys;
+    keys.resize(stop - start);
+    for (int64_t i = start; i < stop; ++i) {
+      if (!parse_key(array_item(hashes, i), &keys[i - start])) {
+        return nullptr;
+      }
+    }
+    int64_t cached = 0;
+    const Result result = allocator->engine->cache_prefix(blocks, start, stop,
+                                                          keys.data(), &cached);
+    return result.ok() ? PyLong_FromLongLong(cached) : raise(allocator, result);
+  });
+  Py_DECREF(hashes);
+  return done;
+}
+
+PyObject* index_erase(PyObject* self, PyObject* block) {
+  return allocator_uncache(pool_of(self), &block, 1);
+}
+
+PyObject* index_evict(PyObject* self, PyObject* block_ids) {
+  PyObject* pool = pool_of(self);
+  return with_blocks(
+      "evict", pool, &block_ids, 1, [pool](const RangeList& blocks) {
+        return none_or_raise(pool, engine_of(pool).uncache(blocks));
+      });
+}
+
+PyObject* index_clear(PyObject* self, PyObject*) {
+  engine_of(pool_of(self)).uncache_all();
+  Py_RETURN_NONE;
+}
+
+PyObject* index_find(PyObject* self, PyObject* hash) {
+  BlockKey key;
+  if (!parse_key(hash, &key)) {
+    return nullptr;
+  }
+  const int32_t block = index_of(self).find(key);
+  if (block == kNoBlock) {
+    Py_RETURN_NONE;
+  }
+  return PyLong_FromLong(block);
+}
+
+PyObject* bytes_of(BlockKey key) {
+  return PyBytes_FromStringAndSize(key.data(),
+                                   static_cast<Py_ssize_t>(key.size()));
+}
+
+PyObject* index_hash_of(PyObject* self, PyObject* arg) {
+  int32_t block = 0;
+  if (!parse_block(pool_of(self), arg, &block)) {
+    return nullptr;
+  }
+  if (!index_of(self).contains(block)) {
+    Py_RETURN_NONE;
+  }
+  return bytes_of(index_of(self).key_of(block));
+}
+
+PyObject* index_take_evicted_hashes(PyObject* self, PyObject*) {
+  PrefixIndex& index = index_of(self);
+  if (!index.records_evicted()) {
+    PyErr_SetString(PyExc_RuntimeError,
+                    "evicted hashes are not recorded; make the index with "
+                    "PrefixIndex(allocator, record_evicted=True)");
+    return nullptr;
+  }
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(index.num_evicted()));
+  if (list == nullptr) {
+    return nullptr;
+  }
+  Py_ssize_t i = 0;
+  const bool ok = index.for_each_evicted([&](BlockKey key) {
+    PyObject* hash = bytes_of(key);
+    return hash != nullptr && PyList_SetItem(list, i++, hash) == 0;
+  });
+  if (ok) {
+    index.clear_evicted();
+  } else {
+    Py_CLEAR(list);
+  }
+  return list;
+}
+
+PyMethodDef index_methods[] = {
+    {"match", as_method(index_match), METH_VARARGS | METH_KEYWORDS,
+     "match($self, /, hashes, limit=None)\n--\n\n"
+     "Return the blocks of the longest prefix of which every hash is "
+     "cached.\n\n"
+     "Looks at `limit` hashes at most. Of several blocks with one hash, the\n"
+     "first inserted is taken. The result is a view that holds no reference:\n"
+     "pass it to KVAllocator.acquire() before anything else is allocated."},
+    {"insert", as_method(index_insert), METH_FASTCALL,
+     "insert($self, ranges, hashes, start, stop, /)\n--\n\n"
+     "Cache the request's blocks at [start, stop) under hashes[start:stop].\n\n"
+     "Each gets its cache reference and its entry. A block that is cached\n"
+     "under the same hash is skipped; one under another hash moves to the new\n"
+     "one. Returns how many were not cached before.\n"
+     "Raises ValueError for bad bounds or a block that no request holds, and\n"
+     "then nothing has changed."},
+    {"erase", index_erase, METH_O,
+     "erase($self, block_id, /)\n--\n\n"
+     "Drop the block's entry and cache reference.\n\n"
+     "Raises ValueError if the block is not cached."},
+    {"evict", index_evict, METH_O,
+     "evict($self, block_ids, /)\n--\n\n"
+     "Drop the entry and cache reference of each block that has them."},
+    {"clear", index_clear, METH_NOARGS,
+     "clear($self, /)\n--\n\n"
+     "Drop every entry and cache reference. Scans the pool."},
+    {"find", index_find, METH_O,
+     "find($self, hash, /)\n--\n\n"
+     "Return the block inserted first under the hash, or None."},
+    {"hash_of", index_hash_of, METH_O,
+     "hash_of($self, block_id, /)\n--\n\n"
+     "Return the hash that the block is cached under, or None."},
+    {"take_evicted_hashes", index_take_evicted_hashes, METH_NOARGS,
+     "take_evicted_hashes($self, /)\n--\n\n"
+     "Return the hashes of the blocks evicted since the last call, in "
+     "order.\n\n"
+     "One for each block of KVAllocator.take_evicted(). The list grows until\n"
+     "it is taken. Raises RuntimeError without record_evicted."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyType_Slot index_slots[] = {
+    {Py_tp_doc,
+     const_cast<char*>(
+         "PrefixIndex(allocator, record_evicted=False)\n--\n\n"
+         "The cached blocks of a KVAllocator, by block hash.\n\n"
+         "A hash is any bytes; up to 40 bytes cost no memory of their own.\n"
+         "A block has its cache reference exactly while it has an entry here:\n"
+         "the allocator's evictions remove both at once. One for an "
+         "allocator,\n"
+         "made while no block is cached.\n"
+         "`record_evicted` keeps evicted hashes for take_evicted_hashes().")},
+    {Py_tp_new, reinterpret_cast<void*>(index_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(index_dealloc)},
+    {Py_tp_methods, index_methods},
+    {Py_sq_length, reinterpret_cast<void*>(index_length)},
+    {0, nullptr},
+};
+
+PyType_Spec index_spec = {"vllm.tagma.PrefixIndex", sizeof(IndexObject), 0,
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+                          index_slots};
+
+// ---- CoordMap. ----
+
+const KVCoordMap& map_of(PyObject* self) {
+  return reinterpret_cast<CoordMapObject*>(self)->map;
+}
+
+PyObject* coord_map_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* keywords[] = {"num_layers", "num_blocks", "block_size",
+                                   "bytes_per_token", nullptr};
+  long long layers = 0;
+  long long blocks = 0;
+  long long tokens = 0;
+  long long bytes = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LLLL:CoordMap",
+                                   const_cast<char**>(keywords), &layers,
+                                   &blocks, &tokens, &bytes)) {
+    return nullptr;
+  }
+  if (!KVCoordMap::valid(layers, blocks, tokens, bytes)) {
+    return PyErr_Format(PyExc_ValueError,
+                        "num_layers, num_blocks, block_size and "
+                        "bytes_per_token must each be at least 1 and their "
+                        "product below 2**63, got %lld, %lld, %lld and %lld",
+                        layers, blocks, tokens, bytes);
+  }
+  PyObject* self = allocate_object(reinterpret_cast<PyObject*>(type));
+  if (self != nullptr) {
+    new (&reinterpret_cast<CoordMapObject*>(self)->map)
+        KVCoordMap(layers, blocks, tokens, bytes);
+  }
+  return self;
+}
+
+bool parse_coord(PyObject* arg, const char* name, int64_t size, int64_t* out) {
+  if (!parse_int(arg, out)) {
+    return false;
+  }
+  if (*out < 0 || *out >= size) {
+    PyErr_Format(PyExc_IndexError, "%s must be in [0, %lld), got %lld", name,
+                 static_cast<long long>(size), static_cast<long long>(*out));
+    return false;
+  }
+  return true;
+}
+
+bool parse_coords(const char* name, PyObject* self, PyObject* const* args,
+                  Py_ssize_t nargs, KVCoords* at) {
+  const KVCoordMap& map = map_of(self);
+  return check_nargs(name, nargs, 3) &&
+         parse_coord(args[0], "layer", map.num_layers(), &at->layer) &&
+         parse_coord(args[1], "block", map.num_blocks(), &at->block) &&
+         parse_coord(args[2], "token", map.block_size(), &at->token);
+}
+
+PyObject* coord_map_index(PyObject* self, PyObject* const* args,
+                          Py_ssize_t nargs) {
+  KVCoords at{};
+  return parse_coords("index", self, args, nargs, &at)
+             ? PyLong_FromLongLong(map_of(self).index(at))
+             : nullptr;
+}
+
+PyObject* coord_map_offset(PyObject* self, PyObject* const* args,
+                           Py_ssize_t nargs) {
+  KVCoords at{};
+  return parse_coords("offset", self, args, nargs, &at)
+             ? PyLong_FromLongLong(map_of(self).offset(at))
+             : nullptr;
+}
+
+PyObject* coord_map_coords(PyObject* self, PyObject* arg) {
+  int64_t index = 0;
+  if (!parse_coord(arg, "index", map_of(self).size(), &index)) {
+    return nullptr;
+  }
+  const KVCoords at = map_of(self).coords(index);
+  return Py_BuildValue("(LLL)", static_cast<long long>(at.layer),
+                       static_cast<long long>(at.block),
+                       static_cast<long long>(at.token));
+}
+
+PyMethodDef coord_map_methods[] = {
+    {"index", as_method(coord_map_index), METH_FASTCALL,
+     "index($self, layer, block, token, /)\n--\n\n"
+     "Return (layer * num_blocks + block) * block_size + token, in tokens.\n\n"
+     "Raises IndexError for a coordinate outside its bound."},
+    {"offset", as_method(coord_map_offset), METH_FASTCALL,
+     "offset($self, layer, block, token, /)\n--\n\n"
+     "Return the token's offset in the buffer: its index in bytes.\n\n"
+     "Raises IndexError for a coordinate outside its bound."},
+    {"coords", coord_map_coords, METH_O,
+     "coords($self, index, /)\n--\n\n"
+     "Return the (layer, block, token) whose index() is `index`.\n\n"
+     "Raises IndexError for an index outside the map."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyType_Slot coord_map_slots[] = {
+    {Py_tp_doc,
+     const_cast<char*>(
+         "CoordMap(num_layers, num_blocks, block_size, bytes_per_token)\n"
+         "--\n\n"
+         "Where a token's KV data lies in one buffer that holds all layers.\n\n"
+         "`num_blocks` is in blocks of a layer, `block_size` in tokens. The\n"
+         "product of all four, the size in bytes, must be below 2**63.")},
+    {Py_tp_new, reinterpret_cast<void*>(coord_map_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(free_object)},
+    {Py_tp_methods, coord_map_methods},
+    {0, nullptr},
+};
+
+PyType_Spec coord_map_spec = {"vllm.tagma.CoordMap", sizeof(CoordMapObject), 0,
+                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+                              coord_map_slots};
+
 ModuleState* state_of(PyObject* module) {
   return static_cast<ModuleState*>(PyModule_GetState(module));
 }
@@ -775,7 +1461,13 @@ int module_exec(PyObject* module) {
           &state->allocator_type) &&
       add(module, "KVRanges",
           PyType_FromModuleAndSpec(module, &ranges_spec, nullptr),
-          &state->ranges_type);
+          &state->ranges_type) &&
+      add(module, "PrefixIndex",
+          PyType_FromModuleAndSpec(module, &index_spec, nullptr),
+          &state->index_type) &&
+      add(module, "CoordMap",
+          PyType_FromModuleAndSpec(module, &coord_map_spec, nullptr),
+          &state->coord_map_type);
   return ok ? 0 : -1;
 }
 
@@ -785,6 +1477,8 @@ int module_traverse(PyObject* module, visitproc visit, void* arg) {
   Py_VISIT(state->range_cap_error);
   Py_VISIT(state->allocator_type);
   Py_VISIT(state->ranges_type);
+  Py_VISIT(state->index_type);
+  Py_VISIT(state->coord_map_type);
   return 0;
 }
 
@@ -794,6 +1488,8 @@ int module_clear(PyObject* module) {
   Py_CLEAR(state->range_cap_error);
   Py_CLEAR(state->allocator_type);
   Py_CLEAR(state->ranges_type);
+  Py_CLEAR(state->index_type);
+  Py_CLEAR(state->coord_map_type);
   return 0;
 }
 
@@ -807,10 +1503,10 @@ PyModuleDef_Slot module_slots[] = {
 PyModuleDef module_def = {
     PyModuleDef_HEAD_INIT,
     "tagma",
-    "Range allocator of the tagma KV cache backend.\n\n"
+    "Range allocator and prefix index of the tagma KV cache backend.\n\n"
     "Sizes and indices are in KV blocks. The GIL guards every object: each\n"
     "call holds it from start to end. On a build without the GIL, guard an\n"
-    "allocator and its KVRanges with one lock of your own.",
+    "allocator, its KVRanges and its PrefixIndex with one lock of your own.",
     sizeof(ModuleState),
     nullptr,
     module_slots,

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Range allocator of the tagma KV cache backend (`csrc/tagma/`).
+"""Range allocator and prefix index of the tagma KV cache backend (`csrc/tagma/`).
 
 Sizes and indices are in KV blocks. The GIL guards every object: each call holds
-it from start to end. On a build without the GIL, guard an allocator and its
-`KVRanges` with one lock of your own.
+it from start to end. On a build without the GIL, guard an allocator, its
+`KVRanges` and its `PrefixIndex` with one lock of your own.
+
+Where block ids are passed, a `KVRanges` of the same allocator, an int32 buffer
+(such as `array.array("i")` or a NumPy array) or a sequence of integers will do.
 """
 
+from array import array
 from collections.abc import Iterator, Sequence
-from typing import final
+from typing import Any, TypeAlias, final
+
+BlockIds: TypeAlias = KVRanges | array[int] | memoryview | Sequence[int]
 
 class OutOfBlocksError(RuntimeError):
     """Too few blocks are free or cache-only."""
@@ -21,7 +27,8 @@ class KVRanges:
     """The blocks of one request, in order, as ranges.
 
     Made by `KVAllocator.new_ranges()`. Only `release()` drops its references;
-    deleting the object does not.
+    deleting the object does not. A view, which `extend()` and `match()` return,
+    has none.
     """
 
     @property
@@ -40,6 +47,24 @@ class KVRanges:
         """Return the ids of the blocks at [start, stop) as a list.
 
         The bounds are block indices and behave as in a slice.
+        """
+
+    def block_ids_into(
+        self, buffer: Any, start: int = 0, stop: int | None = None
+    ) -> int:
+        """Write the ids of the blocks at [start, stop) into an int32 buffer.
+
+        Fills it from its begin. The bounds are block indices and behave as in a
+        slice.
+
+        Returns:
+            How many ids were written.
+
+        Raises:
+            TypeError: `buffer` is not a writable, contiguous, one-dimensional
+                buffer of int32.
+            ValueError: The buffer is too short; nothing was written.
+
         """
 
 @final
@@ -99,8 +124,7 @@ class KVAllocator:
         """Take `count` contiguous blocks and return (start, count), in blocks.
 
         Each block gets one request reference; drop it with `release_blocks()`.
-        `count` is rounded up to the alignment. Evicts cache-only blocks until
-        one extent is long enough. May scan the pool: not for the hot path.
+        `count` is rounded up to the alignment. What is cached there is evicted.
 
         Raises:
             OutOfBlocksError: There is no such stretch; nothing has changed.
@@ -114,8 +138,9 @@ class KVAllocator:
         """Append `count` blocks to the request.
 
         `count` is rounded up to the alignment. The last range grows in place
-        where the blocks behind it are free; the rest comes from the largest
-        extents. Missing blocks are evicted, least recently used first.
+        where the blocks behind it are free, or cached but long unused; else the
+        blocks come from where least is lost: room first, then cached blocks by
+        how recently they were used. What is cached there is evicted.
 
         Returns:
             Just the new blocks, as a view for reading: it holds no references
@@ -127,7 +152,31 @@ class KVAllocator:
 
         """
 
-    def acquire(self, ranges: KVRanges, block_ids: Sequence[int], /) -> None:
+    def grow(self, ranges: KVRanges, count: int, /) -> int:
+        """Do as `extend()` does, without a view: for the hot path.
+
+        Returns:
+            The number of ranges added; 0 means that the request grew in place.
+
+        """
+
+    def stats(self) -> dict[str, Any]:
+        """Return what operators watch, in blocks unless said otherwise.
+
+        O(1), but for the search of the largest among similar extents.
+
+        Returns:
+            Now: `free_blocks`, `held_blocks` and `cache_only_blocks`, `extents`
+            (number of free ones), `largest_extent`, `requests` (number with
+            ranges) and `ranges_per_request` (number of requests by their number
+            of ranges: "1", "2", "3-4" to "129-256", ">256"). Since the pool was
+            made: `spills` (growths that needed a further range),
+            `window_evictions` (ranges for which cached blocks were evicted),
+            `evicted_blocks`, `cap_events` (calls that failed for `max_ranges`).
+
+        """
+
+    def acquire(self, ranges: KVRanges, block_ids: BlockIds, /) -> None:
         """Add a request reference to each block and append it to the request.
 
         Raises:
@@ -143,7 +192,7 @@ class KVAllocator:
         recently used cache-only blocks. `ranges` is empty afterwards.
         """
 
-    def retain_blocks(self, block_ids: Sequence[int], /) -> None:
+    def retain_blocks(self, block_ids: BlockIds, /) -> None:
         """Add a request reference to each block.
 
         Raises:
@@ -151,7 +200,7 @@ class KVAllocator:
 
         """
 
-    def release_blocks(self, block_ids: Sequence[int], /) -> None:
+    def release_blocks(self, block_ids: BlockIds, /) -> None:
         """Drop a request reference of each block, in the order given.
 
         Raises:
@@ -163,8 +212,23 @@ class KVAllocator:
         """Set the block's cache reference. A request must hold the block.
 
         Raises:
-            ValueError: No request does, or the block is cached already.
+            ValueError: No request does, the block is cached already, or the
+                pool has a `PrefixIndex`, whose `insert()` does it.
 
+        """
+
+    def cache_blocks(self, block_ids: BlockIds, /) -> None:
+        """Set the cache reference of each block, as `cache()` does.
+
+        Raises:
+            ValueError: A block is not held or is cached; nothing has changed.
+
+        """
+
+    def count_unreferenced(self, block_ids: BlockIds, /) -> int:
+        """Return how many of the blocks no request holds.
+
+        Acquiring them takes as many from `num_free_blocks`.
         """
 
     def uncache(self, block_id: int, /) -> None:
@@ -195,4 +259,134 @@ class KVAllocator:
 
         For tests: equal bytes mean equal state. The order in which extents are
         searched is part of it.
+        """
+
+@final
+class PrefixIndex:
+    """The cached blocks of a `KVAllocator`, by block hash.
+
+    A hash is any bytes; up to 40 bytes cost no memory of their own. A block has
+    its cache reference exactly while it has an entry here: the allocator's
+    evictions remove both at once.
+    """
+
+    def __new__(
+        cls, allocator: KVAllocator, record_evicted: bool = False
+    ) -> PrefixIndex:
+        """Make the index of the allocator, which has one at most.
+
+        Args:
+            allocator: Its pool must have no cached block yet. It keeps the index
+                for as long as it lives itself.
+            record_evicted: Keep evicted hashes for `take_evicted_hashes()`.
+
+        """
+
+    def __len__(self) -> int:
+        """Return the number of blocks with an entry."""
+
+    def match(self, hashes: Sequence[bytes], limit: int | None = None) -> KVRanges:
+        """Return the blocks of the longest prefix whose hashes are all cached.
+
+        Looks at `limit` hashes at most. Of several blocks with one hash, the
+        first inserted is taken.
+
+        Returns:
+            A view that holds no reference: pass it to `KVAllocator.acquire()`
+            before anything else is allocated.
+
+        """
+
+    def insert(
+        self, ranges: KVRanges, hashes: Sequence[bytes], start: int, stop: int, /
+    ) -> int:
+        """Cache the request's blocks at [start, stop) under hashes[start:stop].
+
+        Each gets its cache reference and its entry. A block that is cached
+        under the same hash is skipped; one under another hash moves to the new
+        one.
+
+        Returns:
+            How many of the blocks were not cached before.
+
+        Raises:
+            ValueError: The bounds do not fit `ranges` and `hashes`, or no
+                request holds one of the blocks; nothing has changed.
+
+        """
+
+    def erase(self, block_id: int, /) -> None:
+        """Drop the block's entry and cache reference.
+
+        Raises:
+            ValueError: The block is not cached.
+
+        """
+
+    def evict(self, block_ids: BlockIds, /) -> None:
+        """Drop the entry and cache reference of each block that has them."""
+
+    def clear(self) -> None:
+        """Drop every entry and cache reference. Scans the pool."""
+
+    def find(self, hash: bytes, /) -> int | None:
+        """Return the block inserted first under the hash, or None."""
+
+    def hash_of(self, block_id: int, /) -> bytes | None:
+        """Return the hash that the block is cached under, or None."""
+
+    def take_evicted_hashes(self) -> list[bytes]:
+        """Return the hashes of the blocks evicted since the last call, in order.
+
+        One for each block of `KVAllocator.take_evicted()`. The list grows until
+        it is taken.
+
+        Raises:
+            RuntimeError: The index was made without `record_evicted`.
+
+        """
+
+@final
+class CoordMap:
+    """Where a token's KV data lies in one buffer that holds all layers."""
+
+    def __new__(
+        cls, num_layers: int, num_blocks: int, block_size: int, bytes_per_token: int
+    ) -> CoordMap:
+        """Make the map of a buffer.
+
+        Args:
+            num_layers: Number of layers.
+            num_blocks: Number of blocks in each layer.
+            block_size: Number of tokens in a block.
+            bytes_per_token: Size of a token's KV data in one layer, in bytes.
+
+        Raises:
+            ValueError: One is below 1, or the size in bytes, the product of all
+                four, is 2**63 or more.
+
+        """
+
+    def index(self, layer: int, block: int, token: int, /) -> int:
+        """Return (layer * num_blocks + block) * block_size + token, in tokens.
+
+        Raises:
+            IndexError: A coordinate is outside its bound.
+
+        """
+
+    def offset(self, layer: int, block: int, token: int, /) -> int:
+        """Return the token's offset in the buffer: its index in bytes.
+
+        Raises:
+            IndexError: A coordinate is outside its bound.
+
+        """
+
+    def coords(self, index: int, /) -> tuple[int, int, int]:
+        """Return the (layer, block, token) whose `index()` is `index`.
+
+        Raises:
+            IndexError: The index is outside the map.
+
         """

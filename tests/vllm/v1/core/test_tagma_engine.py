@@ -8,7 +8,11 @@ binding adds, and that Python sees the engine behave like a simple model.
 
 import array
 import gc
+import hashlib
+import itertools
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import hypothesis.strategies as st
@@ -24,7 +28,14 @@ from hypothesis.stateful import (
 )
 
 from vllm import tagma
-from vllm.tagma import KVAllocator, KVRanges, OutOfBlocksError, RangeCapError
+from vllm.tagma import (
+    CoordMap,
+    KVAllocator,
+    KVRanges,
+    OutOfBlocksError,
+    PrefixIndex,
+    RangeCapError,
+)
 
 # No engine and no distributed state to clean up after each test.
 pytestmark = [pytest.mark.cpu_test, pytest.mark.skip_global_cleanup]
@@ -310,13 +321,16 @@ def test_take_evicted_reports_each_eviction_once_in_order():
     assert pool.take_evicted() == []
 
 
-def test_release_blocks_makes_the_first_given_the_first_evicted():
-    pool = KVAllocator(4)
-    for block in make_request(pool, 4):
-        pool.cache(block)
-    pool.release_blocks([2, 0, 1, 3])
-    make_request(pool, 4)
-    assert pool.take_evicted() == [2, 0, 1, 3]
+def test_chains_released_first_are_evicted_first():
+    pool = KVAllocator(8)
+    chains = [make_request(pool, 2) for _ in range(4)]
+    blocks = [list(chain) for chain in chains]
+    for i in (2, 0, 3, 1):
+        pool.cache_blocks(chains[i])
+        pool.release(chains[i])
+    for i in (2, 0, 3, 1):
+        make_request(pool, 2)
+        assert pool.take_evicted() == blocks[i][::-1]
 
 
 def test_equal_histories_give_equal_dumps():
@@ -376,9 +390,309 @@ def test_calls_do_not_leak_references():
     assert counts() == before
 
 
+def hashes_of(count: int, seed: int = 0) -> list[bytes]:
+    return [hashlib.sha256(f"{seed}:{i}".encode()).digest() for i in range(count)]
+
+
+def test_match_returns_the_longest_cached_prefix_to_acquire():
+    pool = KVAllocator(64)
+    index = PrefixIndex(pool)
+    request, hashes = make_request(pool, 10), hashes_of(10)
+    assert index.insert(request, hashes, 0, 8) == 8
+    assert index.insert(request, hashes, 0, 10) == 2
+    assert len(index) == 10
+    pool.release(request)
+    hit = index.match(hashes[:6] + hashes_of(4, seed=1))
+    assert hit.block_ids() == list(range(6))
+    assert index.match(hashes, limit=3).block_ids() == [0, 1, 2]
+    assert len(index.match(hashes, limit=0)) == len(index.match([])) == 0
+    assert pool.count_unreferenced(hit) == 6
+    other = pool.new_ranges()
+    pool.acquire(other, hit)
+    assert other.ranges() == [(0, 6)]
+    assert [pool.ref_count(b) for b in range(10)] == [1] * 6 + [0] * 4
+    assert pool.count_unreferenced(range(10)) == 4
+
+
+@pytest.mark.parametrize("kind", [list, tuple, lambda h: _Lazy(h)])
+def test_hashes_are_any_sequence_of_bytes(kind):
+    pool = KVAllocator(8)
+    index = PrefixIndex(pool)
+    hashes = kind([b"", b"short", b"x" * 32, b"y" * 36, b"z" * 500])
+    request = make_request(pool, 5)
+    assert index.insert(request, hashes, 0, 5) == 5
+    assert index.match(hashes).block_ids() == list(request)
+    assert [index.hash_of(b) for b in request] == [hashes[i] for i in range(5)]
+    assert [index.find(hashes[i]) for i in range(5)] == list(request)
+    assert index.hash_of(7) is None and index.find(b"unknown") is None
+
+
+class _Lazy(Sequence):
+    """Hashes made on demand, as upstream's BlockHashListWithBlockSize."""
+
+    def __init__(self, hashes):
+        self.hashes = hashes
+
+    def __len__(self):
+        return len(self.hashes)
+
+    def __getitem__(self, index):
+        return self.hashes[index]
+
+
+def test_eviction_removes_entries_in_the_same_call():
+    pool = KVAllocator(8)
+    index = PrefixIndex(pool, record_evicted=True)
+    request, hashes = make_request(pool, 8), hashes_of(8)
+    index.insert(request, hashes, 0, 8)
+    pool.release(request)
+    make_request(pool, 3)
+    assert len(index) == 5
+    evicted = pool.take_evicted()
+    assert index.take_evicted_hashes() == [hashes[b] for b in evicted]
+    assert index.take_evicted_hashes() == []
+    assert all(index.hash_of(b) is None for b in evicted)
+    assert len(index.match(hashes)) == 5
+    pool.check_invariants()
+
+
+def test_the_first_block_inserted_under_a_hash_is_found():
+    pool = KVAllocator(8)
+    index = PrefixIndex(pool)
+    hashes = hashes_of(2)
+    first, second = make_request(pool, 2), make_request(pool, 2)
+    assert index.insert(second, hashes, 0, 2) == 2
+    assert index.insert(first, hashes, 0, 2) == 2
+    assert index.match(hashes).block_ids() == list(second)
+    index.evict(second)
+    assert index.match(hashes).block_ids() == list(first)
+    pool.check_invariants()
+
+
+def test_index_drops_entry_and_reference_together():
+    pool = KVAllocator(8)
+    index = PrefixIndex(pool)
+    request = make_request(pool, 6)
+    index.insert(request, hashes_of(6), 0, 6)
+    index.erase(5)
+    pool.uncache(4)
+    index.evict([3, 3, 7])
+    assert len(index) == 3
+    assert [pool.is_cached(b) for b in range(8)] == [True] * 3 + [False] * 5
+    with unchanged(pool), pytest.raises(ValueError, match="block 5 is not cached"):
+        index.erase(5)
+    pool.release(request)
+    assert pool.num_cache_only_blocks == 3
+    index.clear()
+    assert len(index) == 0 and pool.largest_extent == 8
+
+
+def test_an_indexed_pool_caches_through_its_index_only():
+    pool = KVAllocator(8)
+    request = make_request(pool, 2)
+    pool.cache_blocks([0])
+    with pytest.raises(ValueError, match="block 0 is cached already"):
+        PrefixIndex(pool)
+    pool.uncache(0)
+    index = PrefixIndex(pool)
+    with pytest.raises(ValueError, match="has a PrefixIndex already"):
+        PrefixIndex(pool)
+    with unchanged(pool, request):
+        for call in (lambda: pool.cache(0), lambda: pool.cache_blocks(request)):
+            with pytest.raises(ValueError, match="use its insert"):
+                call()
+        with pytest.raises(RuntimeError, match="record_evicted=True"):
+            index.take_evicted_hashes()
+
+
+def test_a_failed_insert_changes_nothing():
+    pool = KVAllocator(8)
+    index = PrefixIndex(pool)
+    request, hashes = make_request(pool, 4), hashes_of(4)
+    view = pool.extend(request, 1)
+    index.insert(request, hashes, 0, 2)
+    foreign = make_request(KVAllocator(8), 4)
+    with unchanged(pool, request):
+        for start, stop in ((-1, 2), (3, 2), (0, 5), (0, 2**80), (5, 5)):
+            with pytest.raises(ValueError, match="0 <= start <= stop <= 4"):
+                index.insert(request, hashes, start, stop)
+        for ranges in (foreign, [0], None):
+            with pytest.raises(TypeError, match="ranges must be a KVRanges"):
+                index.insert(ranges, hashes, 0, 1)
+        for bad in (hashes[:3] + ["text"], 7, [None] * 4):
+            with pytest.raises(TypeError):
+                index.insert(request, bad, 0, 4)
+        with pytest.raises(TypeError):
+            index.match([1])
+        with pytest.raises(ValueError, match="limit must be at least 0"):
+            index.match(hashes, limit=-1)
+    pool.release_blocks([3])
+    with unchanged(pool), pytest.raises(ValueError, match="block 3 has no request"):
+        index.insert(request, hashes, 0, 4)
+    assert len(view) == 1
+
+
+def test_an_index_lives_with_its_allocator():
+    pool = KVAllocator(8)
+    request, hashes = make_request(pool, 2), hashes_of(2)
+    index = PrefixIndex(pool)
+    index.insert(request, hashes, 0, 2)
+    before = sys.getrefcount(pool)
+    del index
+    assert sys.getrefcount(pool) == before - 1
+    assert pool.is_cached(0)
+    pool.check_invariants()
+
+
+def test_cache_blocks_is_all_or_nothing():
+    pool = KVAllocator(8)
+    request = make_request(pool, 4)
+    for blocks, names in (([0, 1, 5], "block 5 has no"), ([0, 1, 0], "block 0 is")):
+        with unchanged(pool), pytest.raises(ValueError, match=names):
+            pool.cache_blocks(blocks)
+    pool.cache_blocks(request)
+    assert all(pool.is_cached(b) for b in request)
+
+
+def test_block_ids_into_fills_an_int32_buffer():
+    pool = KVAllocator(40)
+    request, _ = make_request(pool, 3), make_request(pool, 1)
+    pool.extend(request, 2)
+    buffer = array.array("i", [-1] * 6)
+    assert request.block_ids_into(buffer) == 5
+    assert buffer.tolist() == [0, 1, 2, 4, 5, -1]
+    assert request.block_ids_into(memoryview(buffer)[2:4], start=-2) == 2
+    assert buffer.tolist() == [0, 1, 4, 5, 5, -1]
+    assert request.block_ids_into(buffer, 4, 2) == 0
+    with pytest.raises(ValueError, match="room for 6 block ids, 40 are"):
+        make_request(KVAllocator(40), 40).block_ids_into(buffer)
+    for bad in (
+        b"read only",
+        bytearray(40),
+        array.array("q", [0] * 9),
+        array.array("I", [0] * 9),
+        array.array("f", [0] * 9),
+        memoryview(buffer)[::2],
+        [0] * 9,
+    ):
+        with pytest.raises(TypeError, match="buffer of int32"):
+            request.block_ids_into(bad)
+    assert buffer.tolist() == [0, 1, 4, 5, 5, -1]
+
+
+def test_ranges_name_blocks_of_their_own_pool_only():
+    pool, other = KVAllocator(8), KVAllocator(8)
+    request = make_request(pool, 4)
+    pool.retain_blocks(request)
+    assert [pool.ref_count(b) for b in request] == [2] * 4
+    pool.release_blocks(request)
+    with unchanged(pool, request), pytest.raises(ValueError, match="another KV"):
+        pool.retain_blocks(make_request(other, 2))
+
+
+def test_coord_map_is_the_closed_form_and_its_inverse():
+    coords = CoordMap(3, 5, 4, 10)
+    expected = itertools.product(range(3), range(5), range(4))
+    for index, at in enumerate(expected):
+        assert coords.index(*at) == index
+        assert coords.offset(*at) == 10 * index
+        assert coords.coords(index) == at
+
+
+def test_coord_map_names_what_is_out_of_bounds():
+    coords = CoordMap(num_layers=3, num_blocks=5, block_size=4, bytes_per_token=10)
+    for at, names in (
+        ((3, 0, 0), r"layer must be in \[0, 3\), got 3"),
+        ((0, -1, 0), r"block must be in \[0, 5\), got -1"),
+        ((0, 0, 2**70), r"token must be in \[0, 4\)"),
+    ):
+        for method in (coords.index, coords.offset):
+            with pytest.raises(IndexError, match=names):
+                method(*at)
+    with pytest.raises(IndexError, match=r"index must be in \[0, 60\), got 60"):
+        coords.coords(60)
+    for bad in ((0, 1, 1, 1), (1, 1, -4, 1), (2**31, 2**31, 1, 2)):
+        with pytest.raises(ValueError, match="product below"):
+            CoordMap(*bad)
+    assert CoordMap(2**31, 2**31, 1, 1).offset(2**31 - 1, 2**31 - 1, 0) == 2**62 - 1
+
+
+def test_grow_is_extend_without_a_view():
+    pool = KVAllocator(8, max_ranges=2)
+    request, other = pool.new_ranges(), pool.new_ranges()
+    assert pool.grow(request, 2) == 1
+    assert pool.grow(request, 1) == 0
+    assert pool.grow(other, 1) == 1
+    assert pool.grow(request, 2) == 1
+    assert request.ranges() == [(0, 3), (4, 2)]
+    view = pool.extend(other, 1)
+    with unchanged(pool, request):
+        with pytest.raises(OutOfBlocksError, match="3 blocks.*1 of 8"):
+            pool.grow(request, 3)
+        with pytest.raises(ValueError, match="count must be at least 1"):
+            pool.grow(request, 0)
+        with pytest.raises(ValueError, match="view"):
+            pool.grow(view, 1)
+
+
+def test_stats_describe_the_pool():
+    pool = KVAllocator(8, max_ranges=2)
+    index = PrefixIndex(pool)
+    first, second = make_request(pool, 2), make_request(pool, 2)
+    pool.extend(first, 1)
+    stats = pool.stats()
+    assert {k: v for k, v in stats.items() if v and k != "ranges_per_request"} == {
+        "free_blocks": 3,
+        "held_blocks": 5,
+        "extents": 1,
+        "largest_extent": 3,
+        "requests": 2,
+        "spills": 1,
+    }
+    histogram = stats["ranges_per_request"]
+    assert {k: v for k, v in histogram.items() if v} == {"1": 1, "2": 1}
+    assert list(histogram)[-2:] == ["129-256", ">256"]
+    index.insert(second, hashes_of(2), 0, 2)
+    pool.release(second)
+    assert pool.stats()["cache_only_blocks"] == 2
+    make_request(pool, 5)
+    assert pool.stats()["evicted_blocks"] == 2
+    assert pool.stats()["window_evictions"] == 1
+    with pytest.raises(RangeCapError):
+        pool.acquire(pool.new_ranges(), [0, 2, 4])
+    assert pool.stats()["cap_events"] == 1
+
+
+def test_threads_share_a_pool_under_the_gil():
+    pool = KVAllocator(4096)
+    index = PrefixIndex(pool)
+    interval = sys.getswitchinterval()
+
+    def churn(seed):
+        hashes = hashes_of(40, seed)
+        for _ in range(100):
+            request = pool.new_ranges()
+            hit = index.match(hashes)
+            pool.acquire(request, hit)
+            if len(request) < 40:
+                pool.extend(request, 40 - len(request))
+            index.insert(request, hashes, 0, 40)
+            pool.release(request)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(churn, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+    pool.check_invariants()
+    assert pool.num_free_blocks == 4096
+    assert len(index) == pool.num_cache_only_blocks
+
+
 def test_module_documents_units_and_the_gil():
     assert "KV blocks" in tagma.__doc__ and "GIL" in tagma.__doc__
-    for owner in (KVAllocator, KVRanges):
+    for owner in (KVAllocator, KVRanges, PrefixIndex, CoordMap):
         for name, member in vars(owner).items():
             if not name.startswith("__"):
                 assert member.__doc__, name
@@ -398,27 +712,9 @@ class AllocatorModel(RuleBasedStateMachine):
         self.pool = KVAllocator(NUM_BLOCKS, max_ranges=max_ranges)
         self.refs = [0] * NUM_BLOCKS
         self.cached: set[int] = set()
-        self.lru: list[int] = []
 
     def is_free(self, block):
         return self.refs[block] == 0 and block not in self.cached
-
-    def add_ref(self, block):
-        if self.refs[block] == 0:
-            self.lru.remove(block)
-        self.refs[block] += 1
-
-    def drop_ref(self, block):
-        self.refs[block] -= 1
-        if self.refs[block] == 0 and block in self.cached:
-            self.lru.append(block)
-
-    def evict_for(self, count):
-        free = sum(map(self.is_free, range(NUM_BLOCKS)))
-        evicted = self.lru[: max(0, count - free)]
-        del self.lru[: len(evicted)]
-        self.cached.difference_update(evicted)
-        return evicted
 
     @rule(target=requests)
     def new_request(self):
@@ -436,11 +732,16 @@ class AllocatorModel(RuleBasedStateMachine):
             assert isinstance(error, RangeCapError) == enough
             assert not enough or self.max_ranges > 0
             return
-        assert self.pool.take_evicted() == self.evict_for(count)
         added = list(view)
         assert len(added) == count and list(request) == had + added
+        assert all(self.refs[block] == 0 for block in added)
+        # What was cached there is evicted, and perhaps what built on it.
+        evicted = self.pool.take_evicted()
+        assert len(evicted) == len(set(evicted))
+        assert set(added) & self.cached <= set(evicted) <= self.cached
+        assert all(self.refs[block] == 0 for block in evicted)
+        self.cached.difference_update(evicted)
         for block in added:
-            assert self.is_free(block)
             self.refs[block] = 1
 
     @rule(request=requests, blocks=st.lists(st.integers(0, NUM_BLOCKS - 1), max_size=3))
@@ -457,15 +758,15 @@ class AllocatorModel(RuleBasedStateMachine):
         else:
             assert list(request) == had + blocks
             for block in blocks:
-                self.add_ref(block)
+                self.refs[block] += 1
 
     @rule(request=consumes(requests))
     def release(self, request):
         blocks = list(request)
         self.pool.release(request)
         assert len(request) == 0
-        for block in reversed(blocks):
-            self.drop_ref(block)
+        for block in blocks:
+            self.refs[block] -= 1
 
     @rule(request=requests, data=st.data())
     def retain_and_release_blocks(self, request, data):
@@ -494,8 +795,6 @@ class AllocatorModel(RuleBasedStateMachine):
         if block in self.cached:
             self.pool.uncache(block)
             self.cached.remove(block)
-            if block in self.lru:
-                self.lru.remove(block)
         else:
             with pytest.raises(ValueError):
                 self.pool.uncache(block)
@@ -508,7 +807,8 @@ class AllocatorModel(RuleBasedStateMachine):
         assert [pool.ref_count(b) for b in blocks] == self.refs
         assert {b for b in blocks if pool.is_cached(b)} == self.cached
         assert pool.num_free_blocks == self.refs.count(0)
-        assert pool.num_cache_only_blocks == len(self.lru)
+        cache_only = sum(self.refs[block] == 0 for block in self.cached)
+        assert pool.num_cache_only_blocks == cache_only
         free = "".join(" x"[self.is_free(b)] for b in blocks).split()
         assert pool.num_extents == len(free)
         assert pool.largest_extent == max(map(len, free), default=0)

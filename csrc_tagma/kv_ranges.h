@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+
+// Ranges of KV blocks, and what an operation on them came to.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace vllm::tagma {
+
+inline constexpr int32_t kNoBlock = -1;
+inline constexpr int32_t kMaxBlocks = 1 << 26;
+
+struct Range {
+  int32_t start;
+  int32_t count;
+
+  int32_t end() const { return start + count; }
+};
+
+inline bool operator==(const Range& a, const Range& b) {
+  return a.start == b.start && a.count == b.count;
+}
+
+enum class Status {
+  kOk,
+  kBadCount,       // A count below one.
+  kBadBlock,       // A block id outside the pool.
+  kBlockFree,      // A reference was asked for on a block that is free.
+  kBlockNotHeld,   // The block has no (or too few) request references.
+  kAlreadyCached,  // The block has its cache reference already.
+  kNotCached,      // The block has no cache reference.
+  kIndexed,        // The prefix index sets the cache references of this pool.
+  kTooManyRefs,    // The block's request references would overflow.
+  kOutOfBlocks,    // Too few blocks are free or cache-only.
+  kNoExtent,       // Enough blocks, but not one contiguous stretch of them.
+  kRangeCap,       // The request would need more than `max_ranges` ranges.
+};
+
+// What an operation came to. Unless `status` is kOk nothing has changed, and
+// `value` names the cause: a block id, a number of blocks or of ranges.
+struct [[nodiscard]] Result {
+  Status status = Status::kOk;
+  int64_t value = 0;
+
+  bool ok() const { return status == Status::kOk; }
+};
+
+// Grows `v`'s capacity geometrically for `extra` more elements.
+template <typename T>
+void reserve_more(std::vector<T>& v, size_t extra) {
+  const size_t needed = v.size() + extra;
+  if (needed > v.capacity()) {
+    v.reserve(std::max(needed, 2 * v.capacity()));
+  }
+}
+
+// Blocks in order, as ranges. Adjacent ranges merge when appended.
+class RangeList {
+ public:
+  RangeList() = default;
+  RangeList(RangeList&&) = default;
+  RangeList& operator=(RangeList&&) = default;
+  // A copy has the same blocks but is no request of any allocator.
+  RangeList(const RangeList& other)
+      : ranges_(other.ranges_),
+        first_(other.first_),
+        num_blocks_(other.num_blocks_) {}
+  RangeList& operator=(const RangeList& other) {
+    return *this = RangeList(other);
+  }
+
+  int64_t num_blocks() const { return num_blocks_; }
+  size_t num_ranges() const { return ranges_.size(); }
+  bool empty() const { return ranges_.empty(); }
+  const std::vector<Range>& ranges() const { return ranges_; }
+
+  // The block at `index`, which must be in [0, num_blocks()). O(log ranges).
+  int32_t at(int64_t index) const {
+    const size_t r = range_of(index);
+    return ranges_[r].start + static_cast<int32_t>(index - first_[r]);
+  }
+
+  // Calls `visit(block)` for the blocks at [start, stop), which must be in
+  // bounds, until one call returns false. Returns whether all returned true.
+  template <typename Visit>
+  bool for_each(int64_t start, int64_t stop, Visit visit) const {
+    if (start >= stop) {
+      return true;
+    }
+    int64_t left = stop - start;
+    size_t r = range_of(start);
+    int64_t offset = start - first_[r];
+    for (; left > 0; ++r, offset = 0) {
+      const Range& range = ranges_[r];
+      const int64_t n = std::min(left, range.count - offset);
+      const int32_t begin = range.start + static_cast<int32_t>(offset);
+      for (int32_t i = 0; i < n; ++i) {
+        if (!visit(begin + i)) {
+          return false;
+        }
+      }
+      left -= n;
+    }
+    return true;
+  }
+
+  void reserve(size_t extra_ranges) {
+    reserve_more(ranges_, extra_ranges);
+    reserve_more(first_, extra_ranges);
+  }
+
+  // Whether append() would lengthen the last range instead of adding one.
+  bool merges(int32_t start) const {
+    return !ranges_.empty() && ranges_.back().end() == start;
+  }
+
+  void append(Range range) {
+    if (merges(range.start)) {
+      ranges_.back().count += range.count;
+    } else {
+      reserve(1);
+      ranges_.push_back(range);
+      first_.push_back(num_blocks_);
+    }
+    num_blocks_ += range.count;
+  }
+
+  void clear() {
+    ranges_.clear();
+    first_.clear();
+    num_blocks_ = 0;
+    grown_ = kNotExtended;
+    bucket_ = kNoBucket;
+  }
+
+ private:
+  friend class KVAllocator;
+
+  size_t range_of(int64_t index) const {
+    return std::upper_bound(first_.begin(), first_.end(), index) -
+           first_.begin() - 1;
+  }
+
+  std::vector<Range> ranges_;
+  std::vector<int64_t> first_;  // Index of each range's first block.
+  int64_t num_blocks_ = 0;
+
+  // Kept for the allocator whose request this is.
+  static constexpr int8_t kNoBucket = -1;
+  static constexpr int32_t kNotExtended = -1;
+  int32_t grown_ = kNotExtended;  // Blocks added since its first ones.
+  int8_t bucket_ = kNoBucket;     // Of the histogram that it is counted in.
+};
+
+}  // namespace vllm::tagma
