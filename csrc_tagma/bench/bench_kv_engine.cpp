@@ -20,11 +20,15 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "kv_allocator.h"
+#include "kv_coord_map.h"
 #include "map_allocator.h"
+#include "prefix_index.h"
 
 namespace vllm::tagma::bench {
 namespace {
@@ -513,38 +517,29 @@ void bench_many_ranges(Report* report) {
 
 // ---- Addresses. ----
 
-struct Coord {
-  int64_t layer;
-  int64_t block;
-  int64_t token;
-};
-
-int64_t byte_offset(const Coord& at) {
-  const int64_t n =
-      (at.layer * kBlocks + at.block) * kTokensPerBlock + at.token;
-  return n * kBytesPerToken;
-}
+constexpr KVCoordMap kCoordMap(kLayers, kBlocks, kTokensPerBlock,
+                               kBytesPerToken);
 
 void bench_offsets(Report* report) {
   std::mt19937 rng(4);
-  std::vector<Coord> coords(1 << 12);
-  for (Coord& coord : coords) {
+  std::vector<KVCoords> coords(1 << 12);
+  for (KVCoords& coord : coords) {
     coord = {static_cast<int64_t>(rng() % kLayers),
              static_cast<int64_t>(rng() % kBlocks),
              static_cast<int64_t>(rng() % kTokensPerBlock)};
   }
-  const auto at = [&coords](int64_t i) -> const Coord& {
+  const auto at = [&coords](int64_t i) -> const KVCoords& {
     return coords[i & (coords.size() - 1)];
   };
   report->compare("offset single", 0, 1, 1'000'000, contender("tagma", [&] {
-                    return [at](int64_t i) { keep(byte_offset(at(i))); };
+                    return [at](int64_t i) { keep(kCoordMap.offset(at(i))); };
                   }));
   report->compare(
       "decode walk, 32 layers", 0, 1, 100'000, contender("tagma", [&] {
         return [at](int64_t i) {
-          Coord coord = at(i);
+          KVCoords coord = at(i);
           for (coord.layer = 0; coord.layer < kLayers; ++coord.layer) {
-            keep(byte_offset(coord));
+            keep(kCoordMap.offset(coord));
           }
         };
       }));
@@ -553,12 +548,108 @@ void bench_offsets(Report* report) {
       "context walk, 4096 tokens", 0, kContext / kTokensPerBlock, 2'000,
       contender("tagma", [&] {
         return [at](int64_t i) {
-          const Coord first = at(i);
+          const KVCoords first = at(i);
           for (int64_t position = 0; position < kContext; ++position) {
             const int64_t block =
                 (first.block + position / kTokensPerBlock) % kBlocks;
-            keep(byte_offset({first.layer, block, position % kTokensPerBlock}));
+            keep(kCoordMap.offset(
+                {first.layer, block, position % kTokensPerBlock}));
           }
+        };
+      }));
+}
+
+// ---- Prefix index. ----
+
+constexpr int kHashes = 8192;
+
+// 32-byte block hashes: those of a round's calls first, then those that are in
+// the index all along.
+struct Hashes {
+  static constexpr size_t kSize = 32;
+
+  Hashes() : bytes(kBlocks * kSize, 0) {
+    std::mt19937_64 rng(6);
+    for (size_t i = 0; i < bytes.size(); i += sizeof(uint64_t)) {
+      const uint64_t word = rng();
+      std::copy_n(reinterpret_cast<const char*>(&word), sizeof(word),
+                  &bytes[i]);
+    }
+  }
+
+  std::string_view at(int64_t i) const { return {&bytes[i * kSize], kSize}; }
+
+  std::string bytes;
+};
+
+// The standard library's hash table. A hash needs no hashing.
+struct FirstWord {
+  size_t operator()(std::string_view key) const {
+    size_t word;
+    std::copy_n(key.data(), sizeof(word), reinterpret_cast<char*>(&word));
+    return word;
+  }
+};
+using HashMap = std::unordered_map<std::string_view, int32_t, FirstWord>;
+
+std::unique_ptr<PrefixIndex> make_index(const Hashes& hashes, int32_t first) {
+  auto index = std::make_unique<PrefixIndex>(kBlocks);
+  for (int32_t block = first; block < kBlocks; ++block) {
+    index->insert(block, hashes.at(block));
+  }
+  return index;
+}
+
+HashMap make_map(const Hashes& hashes, int32_t first) {
+  HashMap map;
+  map.reserve(2 * kBlocks);
+  for (int32_t block = first; block < kBlocks; ++block) {
+    map.emplace(hashes.at(block), block);
+  }
+  return map;
+}
+
+void bench_index(Report* report) {
+  const Hashes hashes;
+  // The call that is not timed takes one more.
+  constexpr int32_t kResident = kHashes + 1;
+  report->compare(
+      "index insert", 0, 1, kHashes,
+      contender("tagma",
+                [&] {
+                  return [&, index = make_index(hashes, kResident)](int64_t i) {
+                    index->insert(static_cast<int32_t>(i), hashes.at(i));
+                  };
+                }),
+      contender("std::unordered_map", [&] {
+        return [&, map = make_map(hashes, kResident)](int64_t i) mutable {
+          map.emplace(hashes.at(i), static_cast<int32_t>(i));
+        };
+      }));
+  report->compare(
+      "index look-up", 0, 1, kHashes,
+      contender("tagma",
+                [&] {
+                  return [&, index = make_index(hashes, 0)](int64_t i) {
+                    keep(index->find(hashes.at(i)));
+                  };
+                }),
+      contender("std::unordered_map", [&] {
+        return [&, map = make_map(hashes, 0)](int64_t i) {
+          keep(map.find(hashes.at(i))->second);
+        };
+      }));
+  report->compare(
+      "index erase", 0, 1, kHashes,
+      contender("tagma",
+                [&] {
+                  return [&, index = make_index(hashes, 0)](int64_t i) {
+                    index->erase(static_cast<int32_t>(i));
+                  };
+                }),
+      contender("std::unordered_map", [&] {
+        return [&, map = make_map(hashes, 0)](int64_t i) mutable {
+          map.erase(hashes.at(i));
         };
       }));
 }
@@ -676,6 +767,17 @@ void bench_slots(Report* report) {
                   }));
 }
 
+// The cheapest call there is, for what a call from Python costs beside it.
+void bench_read(Report* report) {
+  report->compare(
+      "read a block's references", 0, 1, 1'000'000, contender("tagma", [] {
+        auto pool = std::make_unique<TagmaPool>();
+        return [pool = std::move(pool)](int64_t i) {
+          keep(pool->engine.ref_count(static_cast<int32_t>(i & (kBlocks - 1))));
+        };
+      }));
+}
+
 void run(int rounds) {
   Report report(rounds);
   bench_offsets(&report);
@@ -689,7 +791,9 @@ void run(int rounds) {
     bench_evict(&report, live);
   }
   bench_many_ranges(&report);
+  bench_index(&report);
   bench_slots(&report);
+  bench_read(&report);
   report.print();
 }
 
