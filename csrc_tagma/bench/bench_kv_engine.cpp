@@ -785,10 +785,10 @@ void run(int rounds) {
   for (const int live : {512, 4096}) {
     bench_allocate(&report, live);
   }
-  for (const int live : {0, 512, 4096}) {
-    bench_grow(&report, live);
-    bench_prefix(&report, live);
-    bench_evict(&report, live);
+  for (const auto bench : {bench_grow, bench_prefix, bench_evict}) {
+    for (const int live : {0, 512, 4096}) {
+      bench(&report, live);
+    }
   }
   bench_many_ranges(&report);
   bench_index(&report);
