@@ -298,6 +298,7 @@ class ModelCheck {
     }
     TAGMA_EXPECT(count >= 1);
     const Blocks added = blocks_of(view);
+    TAGMA_EXPECT(view.ranges() == list_of(added).ranges());
     TAGMA_EXPECT(static_cast<int64_t>(added.size()) == round_up(count));
     take(added);
     request.blocks.insert(request.blocks.end(), added.begin(), added.end());
@@ -437,10 +438,19 @@ class ModelCheck {
   }
 
   void cache() {
-    if (pool_.indexed) {
+    const int kind = choices_.byte();
+    if (pool_.indexed && kind < 224) {
       cache_prefix(any_request());
-      return;
+    } else if (pool_.indexed) {
+      cache_what_is_not_held();
+    } else if (kind < 128) {
+      cache_list(any_blocks());
+    } else {
+      cache_block();
     }
+  }
+
+  void cache_block() {
     const int32_t b = below(pool_.num_blocks);
     const Result result = engine_.cache(b);
     TAGMA_EXPECT(result.ok() == (model_.is_held(b) && !model_.cached[b]));
@@ -448,6 +458,37 @@ class ModelCheck {
       expect_unchanged();
     }
     model_.cached[b] = model_.cached[b] || result.ok();
+  }
+
+  void cache_list(const Blocks& blocks) {
+    Model after = model_;
+    bool allowed = true;
+    for (const int32_t b : blocks) {
+      allowed =
+          allowed && after.contains(b) && after.is_held(b) && !after.cached[b];
+      if (allowed) {
+        after.cached[b] = true;
+      }
+    }
+    const Result result = engine_.cache(list_of(blocks));
+    TAGMA_EXPECT(result.ok() == allowed);
+    if (result.ok()) {
+      model_ = after;
+    } else {
+      expect_unchanged();
+    }
+  }
+
+  void cache_what_is_not_held() {
+    const int32_t b = below(pool_.num_blocks + 1);
+    const std::string key = any_key();
+    const BlockKey view = key;
+    int64_t cached = 0;
+    if (!model_.contains(b) || !model_.is_held(b)) {
+      const RangeList list = list_of({b});
+      TAGMA_EXPECT(!engine_.cache_prefix(list, 0, 1, &view, &cached).ok());
+      expect_unchanged();
+    }
   }
 
   void cache_prefix(const Request& request) {
@@ -484,6 +525,41 @@ class ModelCheck {
   }
 
   void uncache() {
+    const int kind = choices_.byte();
+    if (kind == 0) {
+      engine_.uncache_all();
+      for (int32_t b = 0; b < pool_.num_blocks; ++b) {
+        uncache_in_model(b);
+      }
+    } else if (kind < 64) {
+      uncache_list(any_blocks());
+    } else {
+      uncache_block();
+    }
+  }
+
+  void uncache_list(const Blocks& blocks) {
+    const Result result = engine_.uncache(list_of(blocks));
+    const bool allowed =
+        std::all_of(blocks.begin(), blocks.end(),
+                    [this](int32_t b) { return model_.contains(b); });
+    TAGMA_EXPECT(result.ok() == allowed);
+    if (!result.ok()) {
+      expect_unchanged();
+      return;
+    }
+    for (const int32_t b : blocks) {
+      uncache_in_model(b);
+    }
+  }
+
+  void uncache_in_model(int32_t block) {
+    if (model_.cached[block]) {
+      model_.uncache(block);
+    }
+  }
+
+  void uncache_block() {
     const int32_t b = below(pool_.num_blocks);
     const Result result = engine_.uncache(b);
     TAGMA_EXPECT(result.ok() == model_.cached[b]);
@@ -567,6 +643,7 @@ class ModelCheck {
     TAGMA_EXPECT(engine_.num_cache_only_blocks() == cache_only);
     for (const Request& request : requests_) {
       TAGMA_EXPECT(request.list.ranges() == list_of(request.blocks).ranges());
+      TAGMA_EXPECT(engine_.count_unreferenced(request.list) == 0);
       TAGMA_EXPECT(pool_.max_ranges == 0 ||
                    request.list.num_ranges() <=
                        static_cast<size_t>(pool_.max_ranges));
