@@ -19,7 +19,7 @@ from tools.outcome import Outcome, Report
 @click.option(
     "--save",
     is_flag=True,
-    help="Then make the committed corpus a small one with the coverage of all.",
+    help="Then make the committed corpus a small one that reaches as much.",
 )
 @json_option
 @click.pass_context
