@@ -287,8 +287,11 @@ class ModelCheck {
 
   void extend(Request& request) {
     const int64_t count = any_count();
+    const bool with_view = choices_.byte() % 8 > 0;
     RangeList view;
-    const Result result = engine_.extend(&request.list, count, &view);
+    const Result result =
+        engine_.extend(&request.list, count, with_view ? &view : nullptr);
+    num_cap_events_ += result.status == Status::kRangeCap;
     if (!result.ok()) {
       expect_unchanged(request);
       if (error_.empty()) {
@@ -297,8 +300,10 @@ class ModelCheck {
       return;
     }
     TAGMA_EXPECT(count >= 1);
-    const Blocks added = blocks_of(view);
-    TAGMA_EXPECT(view.ranges() == list_of(added).ranges());
+    Blocks added = blocks_of(request.list);
+    TAGMA_EXPECT(added.size() > request.blocks.size());
+    added.erase(added.begin(), added.begin() + request.blocks.size());
+    TAGMA_EXPECT(!with_view || view.ranges() == list_of(added).ranges());
     TAGMA_EXPECT(static_cast<int64_t>(added.size()) == round_up(count));
     take(added);
     request.blocks.insert(request.blocks.end(), added.begin(), added.end());
@@ -390,6 +395,7 @@ class ModelCheck {
         pool_.max_ranges > 0 &&
         Model::count_ranges(expected) > static_cast<size_t>(pool_.max_ranges);
     const Result result = engine_.acquire(&request.list, list_of(blocks));
+    num_cap_events_ += result.status == Status::kRangeCap;
     TAGMA_EXPECT(result.ok() ==
                  (blocks.empty() || (can_retain(blocks) && !over_cap)));
     if (!result.ok()) {
@@ -626,28 +632,54 @@ class ModelCheck {
     if (!error_.empty()) {
       return;
     }
+    const std::vector<int32_t> extents = model_.stretches(/*free=*/true);
     TAGMA_EXPECT(engine_.num_free_blocks() ==
                  sum(model_.stretches(/*free=*/false)));
-    const std::vector<int32_t> extents = model_.stretches(/*free=*/true);
-    TAGMA_EXPECT(engine_.num_extents() == static_cast<int32_t>(extents.size()));
-    TAGMA_EXPECT(engine_.largest_extent() ==
+    const KVStats stats = engine_.stats();
+    TAGMA_EXPECT(stats.free_blocks == sum(extents));
+    TAGMA_EXPECT(stats.extents == static_cast<int32_t>(extents.size()));
+    TAGMA_EXPECT(stats.largest_extent ==
                  (extents.empty()
                       ? 0
                       : *std::max_element(extents.begin(), extents.end())));
+    int32_t held = 0;
     int32_t cache_only = 0;
     for (int32_t b = 0; b < pool_.num_blocks; ++b) {
       TAGMA_EXPECT(engine_.ref_count(b) == model_.refs[b]);
       TAGMA_EXPECT(engine_.is_cached(b) == model_.cached[b]);
+      held += model_.is_held(b);
       cache_only += model_.cached[b] && !model_.is_held(b);
     }
-    TAGMA_EXPECT(engine_.num_cache_only_blocks() == cache_only);
+    TAGMA_EXPECT(stats.held_blocks == held);
+    TAGMA_EXPECT(stats.cache_only_blocks == cache_only);
+    TAGMA_EXPECT(stats.evicted_blocks == num_evicted_);
+    TAGMA_EXPECT(stats.window_evictions <= num_evicted_);
+    TAGMA_EXPECT(stats.cap_events == num_cap_events_);
+    compare_requests(stats);
+  }
+
+  void compare_requests(const KVStats& stats) {
+    int32_t holding = 0;
+    std::array<int32_t, KVStats::kNumBuckets> ranges{};
     for (const Request& request : requests_) {
-      TAGMA_EXPECT(request.list.ranges() == list_of(request.blocks).ranges());
+      const RangeList expected = list_of(request.blocks);
+      TAGMA_EXPECT(request.list.ranges() == expected.ranges());
+      TAGMA_EXPECT(request.list.num_blocks() == expected.num_blocks());
       TAGMA_EXPECT(engine_.count_unreferenced(request.list) == 0);
+      const size_t count = expected.num_ranges();
       TAGMA_EXPECT(pool_.max_ranges == 0 ||
-                   request.list.num_ranges() <=
-                       static_cast<size_t>(pool_.max_ranges));
+                   count <= static_cast<size_t>(pool_.max_ranges));
+      if (count > 0) {
+        ++holding;
+        size_t bucket = 0;
+        while (count > size_t{1} << bucket) {
+          ++bucket;
+        }
+        ++ranges[std::min(bucket, ranges.size() - 1)];
+      }
     }
+    TAGMA_EXPECT(stats.requests == holding);
+    TAGMA_EXPECT(stats.ranges_per_request == ranges);
   }
 
   int64_t round_up(int64_t count) const {
@@ -693,6 +725,7 @@ class ModelCheck {
   std::string error_;
   int64_t num_failed_calls_ = 0;
   int64_t num_evicted_ = 0;
+  int64_t num_cap_events_ = 0;
 };
 
 #undef TAGMA_EXPECT
