@@ -40,7 +40,9 @@ class Timing:
         rounds: Rounds, each after one call that is not timed.
         mean_ns: Mean of the rounds.
         stddev_ns: Their standard deviation.
-        median_ns: Their median, which a busy machine moves less.
+        median_ns: Their median.
+        fastest_ns: The fastest round. A busy machine only ever adds time, so this
+            is what ratios are made of.
     """
 
     scenario: str
@@ -52,6 +54,7 @@ class Timing:
     mean_ns: float
     stddev_ns: float
     median_ns: float
+    fastest_ns: float
 
 
 @dataclass(frozen=True)
@@ -84,15 +87,15 @@ class Benchmark:
     def __init__(self, timings: Sequence[Timing], layout: dict[str, int]):
         self.timings = timings
         self.layout = layout
-        self._median = {
-            (timing.scenario, timing.live, timing.implementation): timing.median_ns
+        self._fastest = {
+            (timing.scenario, timing.live, timing.implementation): timing.fastest_ns
             for timing in timings
         }
 
     def ratio(self, scenario: str, live: int, other: str = _MAP) -> float | None:
-        """Return the engine's median as a part of another implementation's."""
-        own = self._median.get((scenario, live, ENGINE))
-        others = self._median.get((scenario, live, other))
+        """Return the engine's time as a part of another implementation's."""
+        own = self._fastest.get((scenario, live, ENGINE))
+        others = self._fastest.get((scenario, live, other))
         return own / others if own is not None and others else None
 
     def goals(self) -> tuple[Goal, ...]:
@@ -117,7 +120,7 @@ class Benchmark:
         for name in ("live", "blocks"):
             timings.add_column(name, justify="right")
         timings.add_column("implementation")
-        for name in ("mean, ns", "± ns", "median, ns", "tagma / this"):
+        for name in ("mean, ns", "± ns", "fastest, ns", "tagma / this"):
             timings.add_column(name, justify="right")
         for timing in self.timings:
             ratio = self.ratio(timing.scenario, timing.live, timing.implementation)
@@ -129,7 +132,7 @@ class Benchmark:
                 timing.implementation,
                 _number(timing.mean_ns),
                 _number(timing.stddev_ns),
-                _number(timing.median_ns),
+                _number(timing.fastest_ns),
                 f"{ratio:.2f}" if compared and ratio is not None else "",
             )
         yield timings
@@ -171,18 +174,18 @@ class Benchmark:
             "prefix acquire+release",
             "evict cache-only",
         ):
-            few = self._median.get((scenario, 512, ENGINE))
-            many = self._median.get((scenario, 4096, ENGINE))
+            few = self._fastest.get((scenario, 512, ENGINE))
+            many = self._fastest.get((scenario, 4096, ENGINE))
             value = many / few if many is not None and few else None
             yield Goal(f"{scenario}: 4,096 / 512 live", value, 2)
 
     def _time_goals(self) -> Iterator[Goal]:
-        many = self._median.get(("allocate+release of 256 ranges", 4096, ENGINE))
+        many = self._fastest.get(("allocate+release of 256 ranges", 4096, ENGINE))
         value = None if many is None else many / 1000
         yield Goal("allocate+release of 256 ranges", value, 20, "µs")
         for scenario in _PYTHON_CALLS:
-            called = self._median.get((scenario, 0, _PYTHON))
-            own = self._median.get((scenario, 0, ENGINE))
+            called = self._fastest.get((scenario, 0, _PYTHON))
+            own = self._fastest.get((scenario, 0, ENGINE))
             calls = _PYTHON_CALLS[scenario]
             over = None if called is None or own is None else (called - own) / calls
             yield Goal(f"{scenario}: a call from Python over C++", over, 80, "ns")
@@ -271,6 +274,7 @@ def _time(
         mean(samples),
         stdev(samples),
         median(samples),
+        min(samples),
     )
 
 

@@ -128,10 +128,12 @@ class Report {
         line, sizeof(line),
         "%s{\"scenario\": \"%s\", \"live\": %d, \"blocks\": %d, "
         "\"implementation\": \"%s\", \"calls\": %lld, \"rounds\": %zu, "
-        "\"mean_ns\": %.3f, \"stddev_ns\": %.3f, \"median_ns\": %.3f}",
+        "\"mean_ns\": %.3f, \"stddev_ns\": %.3f, \"median_ns\": %.3f, "
+        "\"fastest_ns\": %.3f}",
         results_.empty() ? "" : ",\n", scenario, live, blocks, name,
         static_cast<long long>(calls), ns.size(), mean,
-        std::sqrt(squares / std::max(n - 1, 1.0)), ns[ns.size() / 2]);
+        std::sqrt(squares / std::max(n - 1, 1.0)), ns[ns.size() / 2],
+        ns.front());
     results_ += line;
   }
 

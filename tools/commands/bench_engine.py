@@ -24,8 +24,8 @@ from tools.tree import Tree
 def command(settings: Settings, rounds: int, as_json: bool) -> None:
     """Time the engine beside an allocator on std::map, and from Python.
 
-    The ratios are between medians of one run, in which the implementations take
-    turns. A goal that is missed is shown and is no error.
+    The ratios are between the fastest rounds of one run, in which the
+    implementations take turns. A goal that is missed is shown and is no error.
 
     Example: python -m tools bench-engine --rounds 50
     """
