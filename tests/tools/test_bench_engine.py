@@ -26,7 +26,7 @@ def benchmark(tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
     extension = folder / "tagma.abi3.so"
     subprocess.run(
         [
-            *("c++", "-std=c++17", "-O2", "-shared", "-fPIC"),
+            *("c++", "-std=c++17", "-O0", "-shared", "-fPIC"),
             *("-DPy_LIMITED_API=0x030B0000", f"-I{sysconfig.get_path('include')}"),
             *(REPOSITORY / "csrc_tagma" / "tagma_bindings.cpp", "-o", extension),
         ],
