@@ -257,7 +257,7 @@ def _time_python(tagma: Any, rounds: int) -> list[Timing]:
 def _time(
     scenario: str, blocks: int, rounds: int, body: Callable[[int], None]
 ) -> Timing:
-    calls = 20_000
+    calls = 5_000
     samples = []
     for _ in range(rounds):
         body(1)

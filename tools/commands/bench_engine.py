@@ -15,7 +15,7 @@ from tools.tree import Tree
 @click.option(
     "--rounds",
     type=click.IntRange(2),
-    default=20,
+    default=30,
     show_default=True,
     help="How often each implementation is timed.",
 )
