@@ -1,14 +1,15 @@
 # Each target is one `python -m tools …` call; the tools' own environment comes first.
-PYTHON ?= python3
-DEVICE ?= cpu
-MODE   ?= precompiled
-MODEL  ?=
-ARGS   ?=
+PYTHON  ?= python3
+DEVICE  ?= cpu
+MODE    ?= precompiled
+MODEL   ?=
+ARGS    ?=
+SECONDS ?= 60
 
 TOOLS := build/tools/bin/python -m tools
 READY := build/tools/ready
 
-.PHONY: serve test apply build develop demo export lock lint clean
+.PHONY: serve test apply build develop demo bench-engine fuzz export lock lint clean
 .DEFAULT_GOAL := serve
 
 serve: $(READY) ## all of the below where needed, then a server with the tagma backend
@@ -28,6 +29,12 @@ develop: $(READY) ## the tree as an editable install
 
 demo: $(READY) ## paged and tagma side by side on real requests
 	$(TOOLS) demo
+
+bench-engine: $(READY) ## the C++ engine beside an allocator on std::map
+	$(TOOLS) bench-engine
+
+fuzz: $(READY) ## the C++ engine under libFuzzer for SECONDS
+	$(TOOLS) fuzz --seconds $(SECONDS)
 
 export: $(READY) ## the tree's commits back to patches/
 	$(TOOLS) export
