@@ -7,7 +7,7 @@ MODEL  ?=
 TOOLS := build/tools/bin/python -m tools
 READY := build/tools/ready
 
-.PHONY: serve test apply build develop demo export lock lint clean
+.PHONY: serve test apply build develop demo replay export lock lint clean
 .DEFAULT_GOAL := serve
 
 serve: $(READY) ## all of the below where needed, then a server with the tagma backend
@@ -27,6 +27,9 @@ develop: $(READY) ## the tree as an editable install
 
 demo: $(READY) ## paged and tagma side by side on real requests
 	$(TOOLS) demo
+
+replay: $(READY) ## placement policies on small seeded workloads
+	$(TOOLS) replay
 
 export: $(READY) ## the tree's commits back to patches/
 	$(TOOLS) export
