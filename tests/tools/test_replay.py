@@ -14,7 +14,7 @@ from conftest import REPOSITORY, Checkout
 
 from tools.errors import ToolError
 from tools.outcome import Outcome
-from tools.replay.experiment import BASELINES, POLICIES, Run, Synthetic, Worker
+from tools.replay.experiment import BASELINES, Run, Synthetic, Worker
 from tools.replay.extents import BestFit, Buddy, FirstFit
 from tools.replay.paged import ContiguousRuns, Paged
 from tools.replay.policy import HashIndex, ranges_of
@@ -24,6 +24,7 @@ from tools.replay.trace import Replay, Trace
 from tools.replay.workload import WORKLOADS
 
 BLOCKS = 64
+POLICIES = (*BASELINES, "tagma")
 Call = list  # [name, request number, *arguments], as JSON has it
 
 
@@ -444,7 +445,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(engine: Path) -> Callable[..., Run]:
     def run(policy: str, seed: int = 0, cached: bool = True) -> Run:
         case = Synthetic(WORKLOADS[0], cached, 16, 0.7, policy, seed, 8, 4)
-        return Worker(engine)(case)
+        return Worker({"tagma": engine})(case)
 
     return run
 
@@ -501,6 +502,29 @@ def test_the_command_prints_a_line_per_policy(checkout: Checkout, engine: Path) 
     assert "mooncake, with prefix cache, blocks of 16, 70% live" in done.stdout
     for policy in POLICIES:
         assert done.stdout.count(f"\n  {policy} ") == 2  # two live shares
+
+
+def test_builds_of_the_engine_are_compared(checkout: Checkout, engine: Path) -> None:
+    done = checkout.cli(
+        "replay", "--json", f"--engine=old={engine}", f"--engine=new={engine}",
+        "--workload=chat", "--seeds=1", "--concurrency=2", "--turnovers=2",
+        "--prefix-cache=no", "--live-share=0.5", "--policy=tagma", "--jobs=2",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (comparison,) = json.loads(done.stdout)["data"]["comparisons"]
+    old, new = comparison["policies"]
+    assert (old["policy"], new["policy"]) == ("old", "new")
+    assert old["runs_mean"] == new["runs_mean"]
+
+
+@pytest.mark.parametrize("name", ["nowhere.so", "paged=x.so", "x.so"])
+def test_a_bad_engine_is_a_usage_error(checkout: Checkout, name: str) -> None:
+    file = checkout.project.root / "x.so"
+    file.touch()
+    engine = name.replace("x.so", str(file))
+    done = checkout.cli("replay", f"--engine={engine}", f"--engine={file}")
+    assert done.returncode == 2
+    assert "--engine" in done.stderr
 
 
 def test_the_command_names_an_absent_trace(checkout: Checkout) -> None:

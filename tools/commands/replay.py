@@ -12,12 +12,21 @@ from tools.cli import Settings, json_option
 from tools.outcome import Outcome, Report
 from tools.project import Project
 from tools.replay import plot, result
-from tools.replay.experiment import POLICIES, Case, Run, Synthetic, Traced, run_all
+from tools.replay.experiment import (
+    BASELINES,
+    Case,
+    Run,
+    Synthetic,
+    Traced,
+    Worker,
+    run_all,
+)
 from tools.replay.trace import Trace
 from tools.replay.workload import WORKLOADS
 from tools.source import Sdist
 from tools.tree import Tree
 
+_ENGINE = "tagma"
 _BLOCK_SIZES = ("16", "32")
 _SMALL_SHARES = (0.7, 0.9)
 _ALL_SHARES = (0.5, 0.7, 0.9, 0.98)
@@ -34,7 +43,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--full", is_flag=True, help="Every live share and block size; takes an hour."
 )
 @click.option(
-    "--policy", "policies", type=click.Choice(POLICIES), multiple=True,
+    "--policy", "policies", type=click.Choice([*BASELINES, _ENGINE]), multiple=True,
     help="Only these policies.",
 )  # fmt: skip
 @click.option(
@@ -77,7 +86,10 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--jobs", type=click.IntRange(1), default=1, show_default=True,
     help="Processes to use.",
 )  # fmt: skip
-@click.option("--engine", type=_FILE, help="Another build of the extension vllm.tagma.")
+@click.option(
+    "--engine", "builds", multiple=True, metavar="[NAME=]FILE",
+    help="A build of vllm.tagma to use instead of the tree's; several are compared.",
+)  # fmt: skip
 @click.option("--plot", "plots", is_flag=True, help="Draw hits against runs.")
 @json_option
 @click.pass_obj
@@ -96,7 +108,7 @@ def command(
     requests: int | None,
     pool_tokens: int,
     jobs: int,
-    engine: Path | None,
+    builds: tuple[str, ...],
     plots: bool,
     as_json: bool,
 ) -> None:
@@ -108,7 +120,10 @@ def command(
     Example: python -m tools replay --trace mooncake_conversation.jsonl --plot
     """
     project = settings.project
-    policies = policies or POLICIES
+    engines = _named(builds)
+    chosen = [name for name in BASELINES if not policies or name in policies]
+    if not policies or _ENGINE in policies:
+        chosen += engines or [_ENGINE]
     sizes = tuple(map(int, block_sizes or (_BLOCK_SIZES if full else ("16",))))
     shares = shares or (_ALL_SHARES if full else _SMALL_SHARES)
     cases: Sequence[Case]
@@ -119,7 +134,7 @@ def command(
             for trace in read
             for size in sizes
             for share in shares
-            for policy in policies
+            for policy in chosen
         ]
     else:
         cases = [
@@ -131,10 +146,12 @@ def command(
             if not workloads or workload.name in workloads
             for size in sizes
             for share in shares
-            for policy in policies
+            for policy in chosen
             for seed in range(seeds)
         ]
-    comparisons = result.compare(_watched(cases, engine or _build(project), jobs))
+    if _ENGINE in chosen and not engines:
+        engines = {_ENGINE: _build(project)}
+    comparisons = result.compare(_watched(cases, Worker(engines), jobs))
     file = project.build / "bench" / ("replay-trace.json" if traces else "replay.json")
     data = {"comparisons": result.to_data(comparisons)}
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -153,12 +170,26 @@ def command(
         Report(
             "replay",
             Outcome.DONE,
-            f"{len(cases)} runs of {len(policies)} policies",
+            f"{len(cases)} runs of {len(chosen)} policies",
             details=tuple(details),
             data=data,
         ),
         as_json,
     )
+
+
+def _named(builds: Sequence[str]) -> dict[str, Path]:
+    """Return the files of engines by the names of their policies."""
+    files: dict[str, Path] = {}
+    for text in builds:
+        given, _, file = text.rpartition("=")
+        name = given or _ENGINE
+        if not Path(file).is_file():
+            raise click.UsageError(f"--engine: there is no file {file}")
+        if name in BASELINES or name in files:
+            raise click.UsageError(f"--engine: the name {name} is taken")
+        files[name] = Path(file).resolve()
+    return files
 
 
 def _build(project: Project) -> Path:
@@ -169,9 +200,9 @@ def _build(project: Project) -> Path:
 
 
 def _watched(
-    cases: Sequence[Case], engine: Path, jobs: int
+    cases: Sequence[Case], worker: Worker, jobs: int
 ) -> Iterator[tuple[Case, Run]]:
     with console.step("replay", len(cases)) as step:
-        for finished in run_all(cases, engine, jobs):
+        for finished in run_all(cases, worker, jobs):
             step.advance(1)
             yield finished

@@ -1,7 +1,7 @@
 """Every policy on every workload: what is run, and what came out."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,6 @@ from tools.replay.simulator import Counts, Setting, Simulator, mean, percentile
 from tools.replay.trace import Replay, Trace
 from tools.replay.workload import Sessions, Workload, setting_for
 
-ENGINE = "tagma"
 BASELINES: dict[str, Callable[[int], Policy]] = {
     "paged": Paged,
     "contiguous runs": ContiguousRuns,
@@ -25,14 +24,6 @@ BASELINES: dict[str, Callable[[int], Policy]] = {
     "best fit": BestFit,
     "buddy": Buddy,
 }
-POLICIES = (*BASELINES, ENGINE)
-
-
-def make_policy(name: str, num_blocks: int, extension: Path) -> Policy:
-    """Return an empty pool of a policy."""
-    if name == ENGINE:
-        return tagma.Tagma(tagma.load(extension), num_blocks)
-    return BASELINES[name](num_blocks)
 
 
 @dataclass(frozen=True)
@@ -229,30 +220,35 @@ class Worker:
     """Runs cases, in this process or in another.
 
     Args:
-        extension: The engine's file.
+        engines: The files of the engines to compare, by the policies' names.
     """
 
-    extension: Path
+    engines: Mapping[str, Path]
 
     def __call__(self, case: Case) -> Run:
         """Run one case."""
-        policy = make_policy(case.policy, case.setting.num_blocks, self.extension)
+        policy = self._policy(case.policy, case.setting.num_blocks)
         begun = time.perf_counter()
         counts = Simulator(policy, case.source(), case.setting).run()
         return Run.of(case, counts, time.perf_counter() - begun)
 
+    def _policy(self, name: str, num_blocks: int) -> Policy:
+        """Return an empty pool."""
+        if name in self.engines:
+            return tagma.Tagma(tagma.load(self.engines[name]), num_blocks)
+        return BASELINES[name](num_blocks)
+
 
 def run_all(
-    cases: Sequence[Case], extension: Path, jobs: int = 1
+    cases: Sequence[Case], worker: Worker, jobs: int = 1
 ) -> Iterator[tuple[Case, Run]]:
     """Run cases and yield what each gave, in order.
 
     Args:
         cases: What to run.
-        extension: The engine's file.
+        worker: What runs them.
         jobs: Processes to use.
     """
-    worker = Worker(extension)
     if jobs == 1:
         yield from zip(cases, map(worker, cases), strict=True)
         return

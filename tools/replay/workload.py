@@ -192,13 +192,18 @@ def setting_for(
         turn.output_tokens * (turn.prompt_tokens + turn.output_tokens / 2)
         for turn in turns
     ) / sum(turn.output_tokens for turn in turns)
-    steps = int(turnovers * _mean(workload.output))
+    output_tokens = _mean(workload.output)
+    steps = int(turnovers * output_tokens)
+    # Requests come as fast as others end; prompts must not take longer.
+    prompt_tokens = sum(turn.prompt_tokens for turn in turns) / len(turns)
+    token_budget = int(2 * concurrency * prompt_tokens / output_tokens)
     return Setting(
         int(concurrency * (tokens / block_size + 0.5) / live_share),
         block_size,
         live_share,
         steps,
         steps // 3,
+        token_budget=max(Setting.token_budget, token_budget),
         max_requests=int(_MOST_CONCURRENCY * concurrency),
     )
 
