@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from tools.replay.experiment import BASELINES
+from tools.replay.experiment import BASELINES, Conditions
 from tools.replay.result import Comparison
 
 
@@ -19,37 +20,40 @@ def draw(comparisons: Sequence[Comparison], path: Path) -> None:
     """
     # Only this needs it, and it takes long to import.
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     shown = [c for c in comparisons if c.conditions.prefix_cache]
     columns = min(3, len(shown)) or 1
     rows = -(-len(shown) // columns) or 1
-    figure = Figure(figsize=(4.5 * columns, 3.5 * rows), layout="constrained")
+    figure = Figure(figsize=(4.5 * columns, 3.5 * rows + 0.6), layout="constrained")
+    lines: dict[str, Any] = {}
     for index, comparison in enumerate(shown):
         axes = figure.add_subplot(rows, columns, index + 1)
-        conditions = comparison.conditions
-        axes.set_title(
-            f"{conditions.workload}, {conditions.live_share:.0%} live, "
-            f"blocks of {conditions.block_size}",
-            fontsize="medium",
-        )
-        points = [_point(comparison, policy) for policy in comparison.runs]
-        engines = [
-            point
-            for policy, point in zip(comparison.runs, points, strict=True)
-            if policy not in BASELINES
-        ]
-        if len(engines) > 1:
-            axes.plot(*zip(*engines, strict=True), "-", color="0.6", zorder=0)
-        for policy, point in zip(comparison.runs, points, strict=True):
-            axes.plot(*point, "s" if policy in BASELINES else "o")
-            axes.annotate(
-                policy, point, (3, 3), textcoords="offset points", fontsize="small"
-            )
-        axes.set_xscale("log")
+        axes.set_title(_title(comparison.conditions), fontsize="medium")
         axes.set_xlabel("runs per live request")
-        axes.set_ylabel("prompt tokens found")
+        axes.set_ylabel("share of prompt tokens found")
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.margins(0.12, 0.12)
+        engines = [name for name in comparison.runs if name not in BASELINES]
+        if len(engines) > 1:
+            curve = [_point(comparison, name) for name in engines]
+            axes.plot(*zip(*curve, strict=True), "-", color="0.6", zorder=0)
+        for name in comparison.runs:
+            marker = "o" if name in engines else "s"
+            lines[name] = axes.plot(*_point(comparison, name), marker, alpha=0.8)[0]
+        axes.set_xlim(left=1)
         axes.set_ylim(bottom=0)
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=6)
     figure.savefig(path, dpi=150)
+
+
+def _title(conditions: Conditions) -> str:
+    return (
+        f"{conditions.workload}, {conditions.live_share:.0%} live, "
+        f"blocks of {conditions.block_size}"
+    )
 
 
 def _point(comparison: Comparison, policy: str) -> tuple[float, float]:

@@ -26,11 +26,14 @@ class Spread:
         """Summarise one value per seed."""
         return cls(sum(values) / len(values), min(values), max(values))
 
-    def text(self, digits: int = 0) -> str:
+    def __str__(self) -> str:
         """Return the mean, and the range in brackets where there is one."""
-        mean = f"{self.mean:,.{digits}f}"
-        least, most = f"{self.least:,.{digits}f}", f"{self.most:,.{digits}f}"
-        return mean if least == most else f"{mean} ({least} to {most})"
+        digits = max(0, 3 - len(str(int(self.most))))
+        mean, least, most = (
+            f"{value:,.{digits}f}".removesuffix(".00")
+            for value in (self.mean, self.least, self.most)
+        )
+        return mean if least == most else f"{mean} ({least}-{most})"
 
 
 @dataclass(frozen=True)
@@ -86,14 +89,14 @@ def _cells(comparison: Comparison, policy: str) -> Iterator[str]:
     def spread(measure: str) -> Spread:
         return comparison.spread(policy, measure)
 
-    yield spread("runs_mean").text(2)
+    yield str(spread("runs_mean"))
     yield f"{spread('runs_p50').mean:,.0f}"
-    yield spread("runs_p99").text()
-    yield spread("live_runs_mean").text(2)
-    yield spread("live_runs_p99").text()
+    yield str(spread("runs_p99"))
+    yield str(spread("live_runs_mean"))
+    yield f"{spread('live_runs_p99').mean:,.0f}"
     hits = comparison.hits_of_reference(policy)
     yield f"{spread('hit_share').mean:.1%}" if hits else "-"
-    yield hits.text(2) if hits else "-"
+    yield str(hits) if hits else "-"
     for measure in ("evicted_blocks", "cap_events", "preemptions", "admissions"):
         yield f"{spread(measure).mean:,.0f}"
 

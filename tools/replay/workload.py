@@ -72,6 +72,7 @@ _MOST_CONCURRENCY = 1.25
 class _Session:
     number: int
     turns: int
+    rng: random.Random
     history: int = 0
 
 
@@ -103,7 +104,7 @@ class Sessions:
         seed: int,
     ) -> None:
         self._workload = workload
-        self._rng = random.Random(seed)
+        self._seed = seed
         self._numbers = count()
         self._most_tokens = setting.num_blocks * setting.block_size // 2
         self._block_size = setting.block_size
@@ -113,28 +114,25 @@ class Sessions:
         self._think_steps = 0.9 * idle * _mean(workload.output)
         self._asleep: list[tuple[int, int, _Session]] = []
         self._live: dict[int, _Session] = {}
-        begun = list(_turns(workload, prefix_cache, self._rng))
+        rng = random.Random(seed)
+        begun = list(_turns(workload, prefix_cache, rng))
         # Longer turns are more often met in progress.
-        met = self._rng.choices(
+        met = rng.choices(
             begun,
             [turn.output_tokens for turn in begun],
             k=round(concurrency / setting.live_share) if prefix_cache else concurrency,
         )
         self._met = deque(met)
         for turn in met if prefix_cache else ():
-            session = _Session(next(self._numbers), turn.turns, turn.history)
-            self._wake_at(0, session)
+            self._wake_at(0, self._new_session(turn))
 
     def next(self, step: int) -> Request | None:
         """Return the request of a session whose user has thought enough."""
-        if self._prefix_cache and (not self._asleep or self._asleep[0][0] > step):
+        if not self._prefix_cache:
+            return self._ask(self._new_session())
+        if not self._asleep or self._asleep[0][0] > step:
             return None
-        session = (
-            heapq.heappop(self._asleep)[2]
-            if self._prefix_cache
-            else _Session(next(self._numbers), 1)
-        )
-        return self._ask(session)
+        return self._ask(heapq.heappop(self._asleep)[2])
 
     def finished(self, request: Request, step: int) -> None:
         """Let the user think about the answer, or a new user come."""
@@ -144,9 +142,18 @@ class Sessions:
         session.history = request.prompt_tokens + request.output_tokens
         session.turns -= 1
         if not session.turns or session.history > self._most_tokens:
-            session = _Session(next(self._numbers), _draw_turns(self._rng))
-        think = self._rng.expovariate(1.0) * self._think_steps
+            session = self._new_session()
+        think = session.rng.expovariate(1.0) * self._think_steps
         self._wake_at(step + 1 + int(think), session)
+
+    def _new_session(self, met: "_Turn | None" = None) -> _Session:
+        number = next(self._numbers)
+        # Its own numbers: what a session asks does not depend on the policy.
+        rng = random.Random(f"{self._seed} {number}")
+        if met:
+            return _Session(number, met.turns, rng, met.history)
+        turns = _draw_turns(rng) if self._prefix_cache else 1
+        return _Session(number, turns, rng)
 
     def _wake_at(self, step: int, session: _Session) -> None:
         heapq.heappush(self._asleep, (step, session.number, session))
@@ -154,11 +161,11 @@ class Sessions:
     def _ask(self, session: _Session) -> Request:
         if self._met:
             turn = self._met.popleft()
-            past = self._rng.randrange(turn.output_tokens)
+            past = session.rng.randrange(turn.output_tokens)
             prompt, output = turn.prompt_tokens + past, turn.output_tokens - past
         else:
-            prompt = session.history + _added(self._workload, session, self._rng)
-            output = self._workload.output.draw(self._rng)
+            prompt = session.history + _added(self._workload, session)
+            output = self._workload.output.draw(session.rng)
         self._live[session.number] = session
         hashes = range(0)
         if self._prefix_cache:
@@ -221,9 +228,9 @@ def _turns(
 ) -> Iterator[_Turn]:
     """Yield the turns of many sessions."""
     for _ in range(_SAMPLES):
-        session = _Session(0, _draw_turns(rng) if prefix_cache else 1)
+        session = _Session(0, _draw_turns(rng) if prefix_cache else 1, rng)
         while session.turns:
-            prompt = session.history + _added(workload, session, rng)
+            prompt = session.history + _added(workload, session)
             output = workload.output.draw(rng)
             yield _Turn(prompt, output, session.history, session.turns)
             session.history = prompt + output
@@ -234,9 +241,11 @@ def _draw_turns(rng: random.Random) -> int:
     return 1 + int(rng.expovariate(1 / _MEAN_FOLLOW_UPS))
 
 
-def _added(workload: Workload, session: _Session, rng: random.Random) -> int:
+def _added(workload: Workload, session: _Session) -> int:
     """Return what a session's user adds to its history."""
-    return (workload.follow_up if session.history else workload.prompt).draw(rng)
+    return (workload.follow_up if session.history else workload.prompt).draw(
+        session.rng
+    )
 
 
 def _mean(length: LogNormal) -> float:
