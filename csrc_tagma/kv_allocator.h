@@ -7,12 +7,13 @@
 // contiguous ranges. Two kinds of reference are counted apart: any number of
 // request references and at most one cache reference (the block is in the
 // prefix cache). With neither, a block is free; with the cache reference only,
-// it is cache-only and may be evicted, least recently used first.
+// it is cache-only and may be evicted.
 //
-// Free blocks form extents. An extent's length is stored at both of its ends
-// (boundary tags), so merging is O(1). Extents are kept in lists by size class,
-// with a bitmap over the classes, so finding a largest one is O(1). Everything
-// per block lives in arrays that are allocated once.
+// Between the blocks that requests hold lie runs. A run without cache-only
+// blocks is a free extent; any other is a mixed run, of free extents and
+// segments of cache-only blocks. What a request gets is a window of a run:
+// whatever is cached in it is evicted. Extents, runs and segments are found
+// from their ends by boundary tags and by length through size classes.
 //
 // Not thread-safe: one caller at a time.
 
@@ -21,51 +22,35 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
+#include "eviction_queue.h"
+#include "extent_set.h"
 #include "kv_ranges.h"
+#include "placement.h"
 #include "prefix_index.h"
 
 namespace vllm::tagma {
 
-// Placement policy: the largest extent, leaving headroom for the request that
-// may grow into it, and a headroom that doubles each time a request spills.
-// Simulated with 512 growing chat requests at 90 % occupancy, a request has
-// about four ranges; with first fit it has about twenty.
-struct GrowthHeadroom {
-  // Blocks a request is expected to grow by. Too little makes it spill early,
-  // too much only moves the next request, since slack is shared in proportion.
-  static constexpr int32_t kInitial = 16;
-  // Headroom is at most this part of the pool: a small pool is not cut up.
-  static constexpr int32_t kPoolShare = 64;
-  // Most extents looked at, from the largest size class down. The largest ones
-  // are often those that a request is about to grow into.
-  static constexpr int kCandidates = 256;
+// What operators watch. Counts are of blocks unless said otherwise.
+struct KVStats {
+  // Ranges of a request: 1, 2, 3-4, 5-8, and so on to 129-256, and more.
+  static constexpr int kNumBuckets = 10;
 
-  static int32_t next(int32_t headroom, bool spilled, int32_t num_blocks) {
-    const int32_t limit = num_blocks / kPoolShare;
-    if (headroom == 0) {
-      return std::min(kInitial, limit);
-    }
-    return spilled ? std::min(2 * headroom, limit) : headroom;
-  }
-
-  // How good it is to take `count` of an extent of `length` blocks of which
-  // the request in front of it wants `reserved`.
-  static int32_t score(int32_t length, int32_t count, int32_t reserved) {
-    return length - count - reserved;
-  }
-
-  // Where in that extent: behind `reserved`, or, when there is not enough for
-  // both, slack shared in proportion with the own headroom behind `count`.
-  static int32_t offset(int32_t length, int32_t count, int32_t reserved,
-                        int32_t own) {
-    const int64_t slack = length - count;
-    const int64_t wanted = int64_t{reserved} + std::max(own, 1);
-    return static_cast<int32_t>(slack >= wanted ? reserved
-                                                : slack * reserved / wanted);
-  }
+  int32_t free_blocks = 0;  // In free extents.
+  int32_t held_blocks = 0;  // With a request reference.
+  int32_t cache_only_blocks = 0;
+  int32_t extents = 0;         // Number of free extents.
+  int32_t largest_extent = 0;  // Its length.
+  int32_t requests = 0;        // Number of requests that hold ranges.
+  std::array<int32_t, kNumBuckets> ranges_per_request{};  // Of those.
+  // Since the pool was made.
+  int64_t spills = 0;            // Growths that needed a further range.
+  int64_t window_evictions = 0;  // Ranges whose cached blocks were evicted.
+  int64_t evicted_blocks = 0;
+  int64_t cap_events = 0;  // Calls that failed for max_ranges.
 };
 
 class KVAllocator {
@@ -79,17 +64,17 @@ class KVAllocator {
       : num_blocks_(num_blocks),
         alignment_(alignment),
         max_ranges_(max_ranges),
-        refs_(num_blocks, 0),
-        cached_(num_blocks, kUncached),
-        extent_(num_blocks, 0),
-        headroom_(num_blocks, 0),
-        prev_(num_blocks, kNoBlock),
-        next_(num_blocks, kNoBlock) {
-    heads_.fill(kNoBlock);
+        placement_(num_blocks),
+        refs_(num_blocks),
+        cached_(num_blocks),
+        headroom_(num_blocks),
+        free_(num_blocks),
+        mixed_(num_blocks),
+        mixed_starts_(num_blocks),
+        queue_(num_blocks) {
     evicted_.reserve(num_blocks);
-    plan_.reserve(std::min(num_blocks, max_ranges));
     available_ = num_blocks;
-    insert_extent({0, num_blocks});
+    free_.insert({0, num_blocks});
   }
 
   KVAllocator(const KVAllocator&) = delete;
@@ -98,30 +83,30 @@ class KVAllocator {
   int32_t num_blocks() const { return num_blocks_; }
   int32_t alignment() const { return alignment_; }
   int32_t max_ranges() const { return max_ranges_; }
-  int32_t num_extents() const { return num_extents_; }
-  int32_t num_cache_only_blocks() const { return num_cache_only_; }
+  int32_t num_extents() const { return free_.num_extents(); }
+  int32_t num_cache_only_blocks() const { return queue_.num_blocks(); }
 
   // Blocks that an allocation can get: free or cache-only, in an aligned group
   // of which no request holds a block.
   int32_t num_free_blocks() const { return available_; }
 
-  // Length of the largest free extent. O(1) below 64 blocks; above, one scan of
-  // the top size class, whose lengths differ by less than 1/32.
-  int32_t largest_extent() const {
-    int32_t largest = 0;
-    for (int32_t e = top().block; e != kNoBlock; e = next_[e]) {
-      largest = std::max(largest, extent_[e]);
-      if (largest < kExactLengths) {
-        break;
-      }
-    }
-    return largest;
+  // Length of the longest free extent, see ExtentSet::longest().
+  int32_t largest_extent() const { return free_.longest().count; }
+
+  // O(1), but for largest_extent().
+  KVStats stats() const {
+    KVStats stats = stats_;
+    stats.free_blocks = free_.num_blocks();
+    stats.cache_only_blocks = queue_.num_blocks();
+    stats.extents = num_extents();
+    stats.largest_extent = largest_extent();
+    return stats;
   }
 
   bool contains(int64_t block) const {
     return block >= 0 && block < num_blocks_;
   }
-  bool is_cached(int32_t block) const { return cached_[block] == kCached; }
+  bool is_cached(int32_t block) const { return cached_[block] != 0; }
   bool is_held(int32_t block) const { return refs_[block] > 0; }
   int32_t ref_count(int32_t block) const { return refs_[block]; }
 
@@ -129,9 +114,7 @@ class KVAllocator {
   const std::vector<int32_t>& evicted() const { return evicted_; }
   void clear_evicted() { evicted_.clear(); }
 
-  // Takes one contiguous range. Evicts, least recently used first, until an
-  // extent is long enough; whether that can succeed is found out before, by a
-  // scan of the pool. O(num_blocks), not for the hot path.
+  // Takes one contiguous range and evicts what is cached in it.
   Result allocate(int64_t count, Range* range) {
     if (count < 1) {
       return {Status::kBadCount, count};
@@ -141,35 +124,29 @@ class KVAllocator {
       return {Status::kOutOfBlocks, available_};
     }
     const auto n = static_cast<int32_t>(rounded);
-    Piece piece;
-    if (!place(top(), n, 0, num_extents_, &piece)) {
-      const int32_t longest = longest_run_not_held();
-      if (longest < n) {
-        return {Status::kNoExtent, longest};
-      }
-      reserve_more(evicted_, num_cache_only_);
-      if (index_ != nullptr) {
-        index_->reserve_evicted(num_cache_only_);
-      }
-      Range extent;
-      do {
-        extent = evict_oldest();
-      } while (extent.count < n);
-      piece = {extent.start, {extent.start, n}};
+    const Range longest = longest_run();
+    if (longest.count < n) {
+      return {Status::kNoExtent, longest.count};
     }
-    take(piece);
-    *range = piece.range;
+    reserve_evicted(n);
+    Window window;
+    if (!find_window(n, 0, &window) || window.range.count < n) {
+      window = window_at({longest.start, n}, longest.start);
+    }
+    take(window);
+    *range = window.range;
     return {};
   }
 
-  // Appends `count` blocks to `request`: in place behind its last range where
-  // the blocks are free, else in the largest extents. Evicts what is missing,
-  // least recently used first. `appended` then holds just the new blocks.
+  // Appends `count` blocks to `request`: in place behind its last range if it
+  // can, else in windows that the placement chooses. If not null, `appended`
+  // then holds just the new blocks.
   //
-  // O(1) per range added and per block taken or evicted. An extent counts as
-  // largest if it is in the top size class, so one that is up to 1/32 longer
-  // may be passed over: near the cap, that can cost a range.
-  Result extend(RangeList* request, int64_t count, RangeList* appended) {
+  // O(1) for each range added and each block taken or evicted. Fails for the
+  // cap only if no choice of ranges would stay below it; lengths are known to
+  // 1/32 there, see ExtentSet::longest().
+  Result extend(RangeList* request, int64_t count,
+                RangeList* appended = nullptr) {
     if (count < 1) {
       return {Status::kBadCount, count};
     }
@@ -178,45 +155,29 @@ class KVAllocator {
       return {Status::kOutOfBlocks, available_};
     }
     const auto n = static_cast<int32_t>(rounded);
-    appended->clear();
-    if (n > free_) {
-      if (index_ != nullptr) {
-        index_->reserve_evicted(num_cache_only_);
-      }
-      const Result planned = plan_eviction(request, n, appended);
-      if (!planned.ok()) {
-        return planned;
-      }
-      while (free_ < n) {
-        evict_oldest();
-      }
+    if (appended != nullptr) {
+      appended->clear();
     }
-    const int32_t behind = extent_behind(*request);
-    const int32_t in_place =
-        behind == kNoBlock ? 0 : std::min(n, extent_[behind]);
-    const bool spilled = in_place < n;
-    const int32_t headroom =
-        Placement::next(request->headroom_, spilled, num_blocks_);
-    plan(n - in_place, headroom, behind);
-    const size_t ranges = request->num_ranges() + plan_.size();
-    if (exceeds_cap(ranges)) {
-      return {Status::kRangeCap, static_cast<int64_t>(ranges)};
+    if (request->empty()) {
+      return extend_by_windows(request, n, kNoBlock, appended);
     }
-    request->reserve(plan_.size());
-    appended->reserve(plan_.size() + 1);
-
-    // Nothing below can fail.
-    if (!request->empty()) {
-      headroom_[request->ranges_.back().end() - 1] = 0;
+    const int32_t end = request->ranges_.back().end();
+    const int32_t behind = free_.length_from(end);
+    if (behind < n && reach(end, n) < n) {
+      return extend_by_windows(request, n, end - 1, appended);
     }
-    if (in_place > 0) {
-      append_taken({behind, {behind, in_place}}, request, appended);
+    reserve_evicted(n);
+    if (appended != nullptr) {
+      appended->append({end, n});  // May fail, so before anything changes.
     }
-    for (const Piece& piece : plan_) {
-      append_taken(piece, request, appended);
+    if (behind >= n && mixed_.length_from(end) == 0) {
+      free_.cut({end, behind}, {end, n});
+      hold({end, n});
+    } else {
+      take(window_at({end, n}, end));
     }
-    request->headroom_ = headroom;
-    headroom_[request->ranges_.back().end() - 1] = headroom;
+    request->append({end, n});
+    grew(request, n, end - 1);
     return {};
   }
 
@@ -230,16 +191,22 @@ class KVAllocator {
     const size_t ranges =
         request->num_ranges() + blocks.num_ranges() - (merges ? 1 : 0);
     if (exceeds_cap(ranges)) {
+      ++stats_.cap_events;
       return {Status::kRangeCap, static_cast<int64_t>(ranges)};
     }
     request->reserve(blocks.num_ranges());
     const Result retained = retain(blocks);
-    if (retained.ok()) {
-      for (const Range& range : blocks.ranges_) {
-        request->append(range);
-      }
+    if (!retained.ok()) {
+      return retained;
     }
-    return retained;
+    if (!request->empty()) {
+      headroom_[request->ranges_.back().end() - 1] = 0;
+    }
+    for (const Range& range : blocks.ranges_) {
+      request->append(range);
+    }
+    track(request);
+    return {};
   }
 
   // Adds a request reference to each of `blocks`, none of which may be free.
@@ -260,9 +227,7 @@ class KVAllocator {
       }
     }
     for (const Range& range : blocks.ranges_) {
-      for (int32_t b = range.start; b < range.end(); ++b) {
-        add_ref(b);
-      }
+      add_refs(range);
     }
     return {};
   }
@@ -274,7 +239,12 @@ class KVAllocator {
       return checked;
     }
     for (auto r = blocks->ranges_.rbegin(); r != blocks->ranges_.rend(); ++r) {
-      release_range(*r);
+      drop_refs(*r);
+    }
+    if (blocks->bucket_ != RangeList::kNoBucket) {
+      placement_.observe(blocks->grown_);
+      --stats_.ranges_per_request[blocks->bucket_];
+      --stats_.requests;
     }
     blocks->clear();
     return {};
@@ -317,7 +287,7 @@ class KVAllocator {
     blocks.for_each(start, stop, [&](int32_t b) {
       const BlockKey& key = *keys++;
       if (!is_cached(b)) {
-        cached_[b] = kCached;
+        cached_[b] = 1;
         ++*cached;
       } else if (index_->key_of(b) == key) {
         return true;
@@ -364,7 +334,7 @@ class KVAllocator {
     });
     if (!result.ok()) {
       blocks.for_each(0, done, [&](int32_t b) {
-        cached_[b] = kUncached;
+        cached_[b] = 0;
         return true;
       });
     }
@@ -376,8 +346,8 @@ class KVAllocator {
   int64_t count_unreferenced(const RangeList& blocks) const {
     int64_t count = 0;
     for (const Range& range : blocks.ranges_) {
-      count += std::count(refs_.begin() + range.start,
-                          refs_.begin() + range.end(), 0);
+      const int32_t* refs = &refs_[range.start];
+      count += std::count(refs, refs + range.count, 0);
     }
     return count;
   }
@@ -394,7 +364,7 @@ class KVAllocator {
     if (is_cached(block)) {
       return {Status::kAlreadyCached, block};
     }
-    cached_[block] = kCached;
+    cached_[block] = 1;
     return {};
   }
 
@@ -403,11 +373,18 @@ class KVAllocator {
     if (!is_cached(block)) {
       return {Status::kNotCached, block};
     }
-    drop_cache_ref(block);
-    if (refs_[block] == 0) {
-      lru_remove(block);
-      free_run({block, 1});
+    cached_[block] = 0;
+    if (index_ != nullptr) {
+      index_->erase(block);
     }
+    if (refs_[block] > 0) {
+      return {};
+    }
+    const Range run = run_of(block);
+    drop_run(run);
+    queue_.remove({block, 1}, /*orphaned=*/false);
+    free_blocks({block, 1});
+    add_run(run);
     return {};
   }
 
@@ -418,249 +395,55 @@ class KVAllocator {
   std::string dump() const;
 
  private:
-  // Size classes as in TLSF: 32 linear steps per power of two. Lengths below
-  // kExactLengths have a class of their own.
-  static constexpr int kStepBits = 5;
-  static constexpr int kSteps = 1 << kStepBits;
-  static constexpr int32_t kExactLengths = 2 * kSteps;
-  static constexpr int kLevels = 27 - kStepBits + 1;
+  // Most windows chosen by the placement for one call, before the longest runs
+  // are taken; each costs at most one range more than was necessary.
+  static constexpr int kMaxChosen = 8;
 
-  enum CacheState : uint8_t {
-    kUncached,
-    kCached,
-    kEvictionPlanned,  // Only inside plan_eviction().
+  // A range to be taken, which lies in one run. `anchor` is the first block of
+  // the free extent or segment that its first block lies in.
+  struct Window {
+    Range range{0, 0};
+    int32_t anchor = 0;
+    float cost = 0;
   };
 
-  // `range` is to be taken out of the extent that starts at `extent`.
-  struct Piece {
-    int32_t extent;
-    Range range;
-  };
-
-  // A position in the walk over the extents from the top size class down.
-  struct Cursor {
-    int size_class;
-    int32_t block;
-  };
-
-  static int log2_floor(uint32_t v) { return 31 - __builtin_clz(v); }
-
-  static int size_class_of(int32_t length) {
-    if (length < kSteps) {
-      return length;
-    }
-    const int shift = log2_floor(length) - kStepBits;
-    return (shift + 1) * kSteps + ((length >> shift) & (kSteps - 1));
-  }
-
-  // The greatest length in a size class.
-  static int32_t max_length(int size_class) {
-    const int shift = std::max(size_class / kSteps - 1, 0);
-    return ((size_class - shift * kSteps + 1) << shift) - 1;
+  static Window window_at(Range range, int32_t anchor) {
+    return {range, anchor, 0};
   }
 
   int64_t align_up(int64_t count) const {
+    if (alignment_ == 1) {
+      return count;
+    }
     // The bound keeps the sum from overflowing; any larger count fails alike.
     const int64_t n = std::min<int64_t>(count, int64_t{num_blocks_} + 1);
     return (n + alignment_ - 1) / alignment_ * alignment_;
   }
 
-  int32_t align_down(int32_t block) const { return block - block % alignment_; }
+  int32_t align_down(int32_t block) const {
+    return alignment_ == 1 ? block : block - block % alignment_;
+  }
 
   bool exceeds_cap(size_t ranges) const {
     return max_ranges_ > 0 && ranges > static_cast<size_t>(max_ranges_);
   }
 
-  // ---- Extents: boundary tags and size-class lists. ----
-
-  Cursor top() const {
-    return summary_ == 0 ? Cursor{0, kNoBlock}
-                         : first_at_or_below(kLevels * kSteps - 1);
-  }
-
-  Cursor first_at_or_below(int size_class) const {
-    if (size_class < 0) {
-      return {0, kNoBlock};
-    }
-    const int level = size_class / kSteps;
-    const uint32_t step_mask = UINT32_MAX >> (31 - size_class % kSteps);
-    if (const uint32_t steps = bitmap_[level] & step_mask; steps != 0) {
-      const int found = level * kSteps + log2_floor(steps);
-      return {found, heads_[found]};
-    }
-    const uint32_t levels = summary_ & ((uint32_t{1} << level) - 1);
-    if (levels == 0) {
-      return {0, kNoBlock};
-    }
-    const int lower = log2_floor(levels);
-    const int found = lower * kSteps + log2_floor(bitmap_[lower]);
-    return {found, heads_[found]};
-  }
-
-  Cursor after(Cursor at) const {
-    const int32_t next = next_[at.block];
-    return next != kNoBlock ? Cursor{at.size_class, next}
-                            : first_at_or_below(at.size_class - 1);
-  }
-
-  void insert_extent(Range extent) {
-    extent_[extent.start] = extent.count;
-    extent_[extent.end() - 1] = extent.count;
-    const int c = size_class_of(extent.count);
-    const int32_t head = heads_[c];
-    prev_[extent.start] = kNoBlock;
-    next_[extent.start] = head;
-    if (head != kNoBlock) {
-      prev_[head] = extent.start;
-    }
-    heads_[c] = extent.start;
-    bitmap_[c / kSteps] |= uint32_t{1} << (c % kSteps);
-    summary_ |= uint32_t{1} << (c / kSteps);
-    ++num_extents_;
-    free_ += extent.count;
-  }
-
-  void remove_extent(Range extent) {
-    extent_[extent.start] = 0;
-    extent_[extent.end() - 1] = 0;
-    const int c = size_class_of(extent.count);
-    const int32_t prev = prev_[extent.start];
-    const int32_t next = next_[extent.start];
-    if (next != kNoBlock) {
-      prev_[next] = prev;
-    }
-    if (prev != kNoBlock) {
-      next_[prev] = next;
-    } else {
-      heads_[c] = next;
-      if (next == kNoBlock) {
-        bitmap_[c / kSteps] &= ~(uint32_t{1} << (c % kSteps));
-        if (bitmap_[c / kSteps] == 0) {
-          summary_ &= ~(uint32_t{1} << (c / kSteps));
-        }
-      }
-    }
-    --num_extents_;
-    free_ -= extent.count;
-  }
-
-  // Makes the aligned groups that `run` completed free and merges them with
-  // the extents beside them. Returns the extent, of length 0 if there is none.
-  Range free_run(Range run) {
-    int32_t start = align_down(run.start);
-    int32_t end = align_down(run.end() - 1) + alignment_;
-    if (!is_group_idle(start)) {
-      start += alignment_;
-    }
-    if (start < end && !is_group_idle(end - alignment_)) {
-      end -= alignment_;
-    }
-    if (start >= end) {
-      return {start, 0};
-    }
-    if (start > 0 && extent_[start - 1] > 0) {
-      const int32_t count = extent_[start - 1];
-      start -= count;
-      remove_extent({start, count});
-    }
-    if (end < num_blocks_ && extent_[end] > 0) {
-      const int32_t count = extent_[end];
-      remove_extent({end, count});
-      end += count;
-    }
-    insert_extent({start, end - start});
-    return {start, end - start};
-  }
-
-  // Gives the blocks of `piece` one request reference each.
-  void take(const Piece& piece) {
-    const Range extent{piece.extent, extent_[piece.extent]};
-    const Range& range = piece.range;
-    remove_extent(extent);
-    if (range.end() < extent.end()) {
-      insert_extent({range.end(), extent.end() - range.end()});
-    }
-    if (range.start > extent.start) {
-      insert_extent({extent.start, range.start - extent.start});
-    }
-    std::fill_n(refs_.begin() + range.start, range.count, 1);
-    available_ -= range.count;
-  }
-
-  void append_taken(const Piece& piece, RangeList* request,
-                    RangeList* appended) {
-    take(piece);
-    request->append(piece.range);
-    appended->append(piece.range);
-  }
-
-  // ---- Placement. ----
-
-  // Start of the extent directly behind the request's last range, or kNoBlock.
-  int32_t extent_behind(const RangeList& request) const {
-    if (request.empty()) {
-      return kNoBlock;
-    }
-    const int32_t end = request.ranges_.back().end();
-    return end < num_blocks_ && extent_[end] > 0 ? end : kNoBlock;
-  }
-
-  // The best place for `count` blocks in one of the `window` extents from `at`
-  // on. Returns false if none of them is long enough.
-  bool place(Cursor at, int32_t count, int32_t headroom, int window,
-             Piece* piece, int32_t skip = kNoBlock) const {
-    int32_t best = INT32_MIN;
-    for (int i = 0; i < window && at.block != kNoBlock; ++i, at = after(at)) {
-      const int32_t longest = max_length(at.size_class);
-      if (longest < count || Placement::score(longest, count, 0) <= best) {
-        break;
-      }
-      const int32_t start = at.block;
-      const int32_t length = extent_[start];
-      if (start == skip || length < count) {
-        continue;
-      }
-      const int32_t reserved = start > 0 ? headroom_[start - 1] : 0;
-      const int32_t score = Placement::score(length, count, reserved);
-      if (score > best) {
-        const int32_t offset =
-            Placement::offset(length, count, reserved, headroom);
-        best = score;
-        *piece = {start, {start + align_down(offset), count}};
-      }
-    }
-    return best != INT32_MIN;
-  }
-
-  // Plans `count` blocks of the free ones, without `skip`, into `plan_`: whole
-  // extents from the top size class down until one can hold the rest. Stops
-  // early once the plan is beyond the cap.
-  void plan(int32_t count, int32_t headroom, int32_t skip) {
-    plan_.clear();
-    for (Cursor at = top(); count > 0; at = after(at)) {
-      if (exceeds_cap(plan_.size())) {
-        return;
-      }
-      Piece piece;
-      if (place(at, count, headroom, Placement::kCandidates, &piece, skip)) {
-        plan_.push_back(piece);
-        return;
-      }
-      if (at.block != skip) {
-        plan_.push_back({at.block, {at.block, extent_[at.block]}});
-        count -= extent_[at.block];
+  void reserve_evicted(int32_t count) {
+    if (queue_.num_blocks() > 0) {
+      reserve_more(evicted_, count);
+      if (index_ != nullptr) {
+        index_->reserve_evicted(count);
       }
     }
   }
 
-  // ---- References. ----
+  // ---- Groups: aligned, the smallest unit of an extent or a run. With
+  // alignment 1 a group is the block itself. ----
 
   bool is_idle(int32_t block) const {
-    return refs_[block] == 0 && cached_[block] != kCached;
+    return refs_[block] == 0 && cached_[block] == 0;
   }
 
-  // An aligned group is the smallest unit of an extent. With alignment 1 it is
-  // the block itself.
   bool is_group_idle(int32_t start) const {
     for (int32_t b = start; b < start + alignment_; ++b) {
       if (!is_idle(b)) {
@@ -680,54 +463,626 @@ class KVAllocator {
     return false;
   }
 
-  // The only way out of the cache, so that no index entry can be left behind.
-  void drop_cache_ref(int32_t block) {
-    cached_[block] = kUncached;
-    if (index_ != nullptr) {
-      index_->erase(block);
-    }
+  bool is_free_group(int32_t start) const {
+    return contains(start) && is_group_idle(start);
   }
 
-  void add_ref(int32_t block) {
-    if (refs_[block] == 0) {
-      lru_remove(block);
-      if (!is_group_held(block)) {
-        available_ -= alignment_;
+  // ---- Runs. ----
+
+  // Makes the aligned groups that `range` completed free.
+  void free_blocks(Range range) {
+    int32_t start = range.start;
+    int32_t end = range.end();
+    if (alignment_ > 1) {
+      start = align_down(start);
+      end = align_down(end - 1) + alignment_;
+      start += is_group_idle(start) ? 0 : alignment_;
+      if (start < end && !is_group_idle(end - alignment_)) {
+        end -= alignment_;
       }
     }
-    ++refs_[block];
+    if (start < end) {
+      free_.merge({start, end - start});
+    }
   }
 
-  // Returns whether the block has no reference of either kind any more.
-  bool drop_ref(int32_t block) {
-    if (--refs_[block] > 0) {
-      return false;
-    }
-    headroom_[block] = 0;
-    if (!is_group_held(block)) {
-      available_ += alignment_;
-    }
-    if (is_cached(block)) {
-      lru_append(block);
-      return false;
-    }
-    return true;
-  }
-
-  // Blocks that become free next to each other are merged as one run.
-  void release_range(Range range) {
-    int32_t run_end = range.end();
-    for (int32_t b = range.end() - 1; b >= range.start; --b) {
-      if (!drop_ref(b)) {
-        if (b + 1 < run_end) {
-          free_run({b + 1, run_end - (b + 1)});
+  // The mixed run that `block` is in, of length 0 if it is in none.
+  Range run_of(int32_t block) const {
+    if (mixed_.num_extents() > 0) {
+      const int32_t start = mixed_starts_.at_or_before(block);
+      if (start != kNoBlock) {
+        const Range run{start, mixed_.length_from(start)};
+        if (run.end() > block) {
+          return run;
         }
-        run_end = b;
       }
     }
-    if (range.start < run_end) {
-      free_run({range.start, run_end - range.start});
+    return {block, 0};
+  }
+
+  void drop_run(Range run) {
+    if (run.count > 0) {
+      mixed_.remove(run);
+      mixed_starts_.erase(run.start);
     }
+  }
+
+  // Adds a run that is nowhere but perhaps in `free_`: as a mixed one unless it
+  // is one free extent.
+  void add_run(Range run) {
+    if (run.count > 0 && free_.length_from(run.start) != run.count) {
+      mixed_.insert(run);
+      mixed_starts_.insert(run.start);
+    }
+  }
+
+  // `range` with the runs beside it. Mixed ones are dropped.
+  Range join_runs(Range range) {
+    int32_t before = mixed_.length_to(range.start);
+    drop_run({range.start - before, before});
+    before = before > 0 ? before : free_.length_to(range.start);
+    int32_t behind = mixed_.length_from(range.end());
+    drop_run({range.end(), behind});
+    behind = behind > 0 ? behind : free_.length_from(range.end());
+    return {range.start - before, before + range.count + behind};
+  }
+
+  // A longest run. A free extent that is no run is shorter than its run.
+  Range longest_run() const {
+    const Range free = free_.longest();
+    const Range mixed = mixed_.longest();
+    return free.count > mixed.count ? free : mixed;
+  }
+
+  // Takes the range out of its run, evicts what is cached in it and gives its
+  // blocks one request reference each. reserve_evicted() comes first.
+  void take(const Window& window) {
+    const Range range = window.range;
+    const Range run = run_of(range.start);
+    if (run.count == 0) {
+      free_.cut({window.anchor, free_.length_from(window.anchor)}, range);
+    } else {
+      drop_run(run);
+      clear_out(window);
+      add_run({run.start, range.start - run.start});
+      add_run({range.end(), run.end() - range.end()});
+    }
+    hold(range);
+  }
+
+  // Removes all that is free or cache-only in the range.
+  void clear_out(const Window& window) {
+    const Range range = window.range;
+    const size_t evicted = evicted_.size();
+    int32_t next = 0;
+    for (int32_t b = window.anchor; b < range.end(); b = next) {
+      const int32_t free = free_.length_from(b);
+      const int32_t cached = free > 0 ? 0 : queue_.length_from(b);
+      next = b + std::max({free, cached, 1});
+      const int32_t start = std::max(b, range.start);
+      const Range part{start, std::min(next, range.end()) - start};
+      if (free > 0) {
+        free_.cut({b, free}, part);
+      } else if (cached > 0) {
+        evict(part);
+      }
+    }
+    stats_.window_evictions += evicted_.size() > evicted;
+    stats_.evicted_blocks += evicted_.size() - evicted;
+  }
+
+  // Evicts a part of one segment, its last block first.
+  void evict(Range part) {
+    queue_.remove(part, /*orphaned=*/true);
+    for (int32_t b = part.end(); b-- > part.start;) {
+      cached_[b] = 0;
+      if (index_ != nullptr) {
+        index_->evict(b);
+      }
+      evicted_.push_back(b);
+    }
+  }
+
+  void hold(Range range) {
+    std::fill_n(&refs_[range.start], range.count, 1);
+    available_ -= range.count;
+    stats_.held_blocks += range.count;
+  }
+
+  // ---- Extending. ----
+
+  // Blocks from `end` on that a request may take in place, `count` at most:
+  // free ones, and cache-only ones that are cheaper to lose than a range more
+  // is. The first block of a chain costs the whole chain.
+  int32_t reach(int32_t end, int32_t count) const {
+    if (align_down(end) != end) {
+      return 0;
+    }
+    float cost = 0;
+    int32_t b = end;
+    for (int hop = 0; hop < Placement::kHops && b - end < count; ++hop) {
+      const Piece piece = piece_from(b);
+      cost += piece.cost();
+      if (piece.range.count == 0 || cost > Placement::kRangeCost) {
+        break;
+      }
+      b = piece.range.end();
+    }
+    return align_down(std::min(b - end, count));
+  }
+
+  // The number of ranges that `count` blocks need at least, beside those of the
+  // run at `behind`. Once it is more than the cap, it may be too small.
+  size_t fewest_ranges(int64_t count, int32_t behind) const {
+    size_t ranges = 0;
+    ExtentSet::Cursor free = free_.top();
+    ExtentSet::Cursor mixed = mixed_.top();
+    while (count > 0 && !exceeds_cap(ranges)) {
+      if (free.last == kNoBlock && mixed.last == kNoBlock) {
+        return static_cast<size_t>(max_ranges_) + 1;  // That run is needed.
+      }
+      const bool is_free =
+          mixed.last == kNoBlock ||
+          (free.last != kNoBlock && free.size_class > mixed.size_class);
+      const Range run = is_free ? free_.at(free) : mixed_.at(mixed);
+      (is_free ? free : mixed) =
+          is_free ? free_.after(free) : mixed_.after(mixed);
+      if (run.start != behind && !(is_free && run_of(run.start).count > 0)) {
+        count -= run.count;
+        ++ranges;
+      }
+    }
+    return ranges;
+  }
+
+  // The part of extend() that adds ranges. `last` is the request's last block.
+  Result extend_by_windows(RangeList* request, int32_t n, int32_t last,
+                           RangeList* appended) {
+    const int32_t end = last == kNoBlock ? num_blocks_ : last + 1;
+    const int32_t run_behind =
+        std::max(free_.length_from(end), mixed_.length_from(end));
+    const int32_t in_place = std::min(run_behind, n);
+    const size_t fewest = fewest_ranges(n - in_place, end);
+    if (exceeds_cap(request->num_ranges() + fewest)) {
+      ++stats_.cap_events;
+      return {Status::kRangeCap,
+              static_cast<int64_t>(request->num_ranges() + fewest)};
+    }
+    // A chosen window adds a range and, if it breaks the run that the fewest
+    // ranges would have used, makes these one more. So does leaving cached
+    // blocks behind the request where they are.
+    const size_t most = fewest + 2 * kMaxChosen + 1;
+    const bool near_cap = exceeds_cap(request->num_ranges() + most);
+    const size_t below_cap =
+        max_ranges_ > 0 ? max_ranges_ - request->num_ranges() : most;
+    request->reserve(std::min({static_cast<size_t>(n), most, below_cap}));
+    if (appended != nullptr) {
+      appended->reserve(std::min<size_t>(n, most + 1));
+    }
+    reserve_evicted(n);
+
+    // Nothing below can fail.
+    int32_t left = n;
+    const auto append = [&](const Window& window) {
+      take(window);
+      request->append(window.range);
+      if (appended != nullptr) {
+        appended->append(window.range);
+      }
+      left -= window.range.count;
+    };
+    // Whether `ranges` more and the fewest for what is left stay below the cap.
+    const auto fits = [&](int32_t count, size_t ranges) {
+      return !near_cap || !exceeds_cap(request->num_ranges() + ranges +
+                                       fewest_ranges(count, end));
+    };
+    stats_.spills += !request->empty();
+    const int32_t free_behind = std::min(free_.length_from(end), n);
+    const int32_t first = fits(n - free_behind, 0) ? free_behind : in_place;
+    if (first > 0) {
+      append(window_at({end, first}, end));
+    }
+    const int32_t headroom = wanted_headroom(growth(*request, n));
+    for (int chosen = 0; left > 0; ++chosen) {
+      Window window;
+      const bool may_choose = chosen < kMaxChosen || queue_.num_blocks() == 0;
+      if (!may_choose || !find_window(left, headroom, &window) ||
+          (window.range.count < left && !fits(left, 2))) {
+        const Range run = longest_run();
+        window = window_at({run.start, std::min(left, run.count)}, run.start);
+      }
+      append(window);
+    }
+    grew(request, n, last);
+    return {};
+  }
+
+  // Notes that `request`, whose last block was `last`, got `count` blocks.
+  void grew(RangeList* request, int32_t count, int32_t last) {
+    if (last != kNoBlock) {
+      headroom_[last] = 0;
+    }
+    request->grown_ = growth(*request, count);
+    headroom_[request->ranges_.back().end() - 1] =
+        wanted_headroom(request->grown_);
+    track(request);
+  }
+
+  // What `request` has grown by once it gets `count` blocks; its first ones do
+  // not count.
+  int32_t growth(const RangeList& request, int32_t count) const {
+    if (request.grown_ == RangeList::kNotExtended) {
+      return 0;
+    }
+    const bool grows = count <= Placement::kGrowthStep * alignment_;
+    return request.grown_ + (grows ? count : 0);
+  }
+
+  int32_t wanted_headroom(int32_t grown) const {
+    return placement_.headroom(grown, available_, stats_.requests);
+  }
+
+  // Keeps the histogram up to date with the request's number of ranges.
+  void track(RangeList* request) {
+    const auto ranges = static_cast<uint32_t>(request->num_ranges());
+    const int log2_ceil = ranges <= 1 ? 0 : 32 - __builtin_clz(ranges - 1);
+    const auto bucket =
+        static_cast<int8_t>(std::min(log2_ceil, KVStats::kNumBuckets - 1));
+    if (bucket == request->bucket_) {
+      return;
+    }
+    if (request->bucket_ == RangeList::kNoBucket) {
+      ++stats_.requests;
+    } else {
+      --stats_.ranges_per_request[request->bucket_];
+    }
+    ++stats_.ranges_per_request[bucket];
+    request->bucket_ = bucket;
+  }
+
+  // ---- Finding a window. ----
+
+  // A free extent or segment as a part of a run; of length 0 outside runs.
+  struct Piece {
+    Range range{0, 0};
+    float block_cost = 0;
+
+    float cost() const { return block_cost * static_cast<float>(range.count); }
+  };
+
+  // The surroundings of a seed.
+  struct Area {
+    std::array<Piece, 2 * Placement::kHops + 1> pieces;
+    int num_pieces = 0;
+    int32_t start = 0;
+    int32_t end = 0;
+    int32_t reserved = 0;  // For the request in front of it.
+    bool ends_run = false;
+  };
+
+  struct Choice {
+    Window* window;
+    float score;
+  };
+
+  Piece piece_from(int32_t block) const {
+    if (const int32_t n = free_.length_from(block); n > 0) {
+      return {{block, n}, 0};
+    }
+    if (const int32_t n = queue_.length_from(block); n > 0) {
+      return segment_piece({block, n});
+    }
+    return loose_piece(block);
+  }
+
+  Piece piece_to(int32_t block) const {
+    if (const int32_t n = free_.length_to(block); n > 0) {
+      return {{block - n, n}, 0};
+    }
+    if (const int32_t n = queue_.length_to(block); n > 0) {
+      return segment_piece({block - n, n});
+    }
+    return loose_piece(block - 1);
+  }
+
+  Piece segment_piece(Range segment) const {
+    if (alignment_ > 1 && is_group_held(segment.start)) {
+      return {};
+    }
+    return {segment, Placement::block_cost(queue_.recency(segment.start))};
+  }
+
+  // With an alignment, an idle block may lie next to a cached one in its group.
+  Piece loose_piece(int32_t block) const {
+    const bool loose =
+        alignment_ > 1 && contains(block) && !is_group_held(block);
+    return loose ? Piece{{block, 1}, 0} : Piece{};
+  }
+
+  // The best window for `count` blocks, or the best one for a part of them.
+  // Returns false if there is none at all.
+  bool find_window(int32_t count, int32_t own, Window* window) const {
+    Choice choice{window, std::numeric_limits<float>::infinity()};
+    const bool fits = choose_extent(count, own, &choice);
+    if (queue_.num_blocks() == 0 || (fits && window->cost == 0)) {
+      return window->range.count > 0;
+    }
+    ExtentSet::Cursor at = free_.top();
+    for (int i = 0; i < Placement::kFreeSeeds && at.last != kNoBlock;
+         ++i, at = free_.after(at)) {
+      choose_around({free_.at(at), 0}, count, own, &choice);
+    }
+    int32_t seed = queue_.oldest();
+    for (int i = 0; i < Placement::kSeeds && seed != kNoBlock;
+         ++i, seed = queue_.after(seed)) {
+      const Piece piece = piece_from(seed);
+      if (piece.range.count == 0) {
+        continue;
+      }
+      const int32_t evicted = std::min(piece.range.count, count);
+      const float least = piece.block_cost * static_cast<float>(evicted);
+      if (Placement::score(least, count) >= choice.score) {
+        break;  // Later ones were used more recently.
+      }
+      choose_around(piece, count, own, &choice);
+    }
+    return window->range.count > 0;
+  }
+
+  static void choose(const Window& window, Choice* choice) {
+    const float score = Placement::score(window.cost, window.range.count);
+    if (score < choice->score) {
+      choice->score = score;
+      *choice->window = window;
+    }
+  }
+
+  // Chooses from the largest free extents the one that leaves most room, or if
+  // none has `count` blocks, all of the largest. Returns whether one has.
+  bool choose_extent(int32_t count, int32_t own, Choice* choice) const {
+    Window best;
+    int32_t most_room = INT32_MIN;
+    ExtentSet::Cursor at = free_.top();
+    for (int i = 0; i < Placement::kExtents && at.last != kNoBlock;
+         ++i, at = free_.after(at)) {
+      const int32_t longest = ExtentSet::max_length(at.size_class);
+      if (longest < count || longest - count <= most_room) {
+        break;
+      }
+      const Range extent = free_.at(at);
+      if (extent.count < count) {
+        continue;
+      }
+      const int32_t reserved = reserved_before(extent.start);
+      const int32_t room = extent.count - count - reserved;
+      if (room > most_room) {
+        const int32_t offset =
+            Placement::offset(extent.count, count, reserved, own);
+        most_room = room;
+        best = {{extent.start + align_down(offset), count},
+                extent.start,
+                Placement::room_cost(own - room)};
+      }
+    }
+    if (best.range.count > 0) {
+      choose(best, choice);
+      return true;
+    }
+    const Range longest = free_.longest();
+    if (longest.count > 0) {
+      choose({longest, longest.start, 0}, choice);
+    }
+    return false;
+  }
+
+  int32_t reserved_before(int32_t block) const {
+    return block > 0 ? headroom_[block - 1] : 0;
+  }
+
+  // Chooses from the windows around `seed` whose begin or end is that of a
+  // piece: those cut no chain, or only its tail.
+  void choose_around(const Piece& seed, int32_t count, int32_t own,
+                     Choice* choice) const {
+    Area area;
+    survey(seed, count, own, &area);
+    const int32_t start = align_down(area.start + alignment_ - 1);
+    const int32_t end = align_down(area.end);
+    if (start >= end) {
+      return;
+    }
+    if (end - start <= count) {
+      consider(area, {start, end - start}, 0, choice);
+      return;
+    }
+    const int32_t last = end - count;
+    const int32_t seed_end = seed.range.end();
+    const int32_t shared =
+        Placement::offset(end - start, count, area.reserved, own);
+    for (const int32_t at :
+         {seed_end - count, seed.range.start, seed_end - count - own,
+          start + shared, last - own, last}) {
+      const int32_t clipped = std::clamp(align_down(at), start, last);
+      consider(area, {clipped, count}, own, choice);
+    }
+  }
+
+  // Finds the pieces around `seed` that windows of `count` blocks with headroom
+  // could reach.
+  void survey(const Piece& seed, int32_t count, int32_t own, Area* area) const {
+    std::array<Piece, Placement::kHops> before;
+    int num_before = 0;
+    area->start = seed.range.start;
+    const int32_t low = seed.range.end() - count - own;
+    bool starts_run = false;
+    while (area->start > low && num_before < Placement::kHops) {
+      const Piece piece = piece_to(area->start);
+      if (piece.range.count == 0) {
+        starts_run = true;
+        break;
+      }
+      before[num_before++] = piece;
+      area->start = piece.range.start;
+    }
+    if (starts_run) {
+      area->reserved = reserved_before(area->start);
+    }
+    for (int i = num_before; i-- > 0;) {
+      area->pieces[area->num_pieces++] = before[i];
+    }
+    area->pieces[area->num_pieces++] = seed;
+    area->end = seed.range.end();
+    const int32_t high = seed.range.start + count + own;
+    for (int hop = 0; area->end < high && hop < Placement::kHops; ++hop) {
+      const Piece piece = piece_from(area->end);
+      if (piece.range.count == 0) {
+        area->ends_run = true;
+        break;
+      }
+      area->pieces[area->num_pieces++] = piece;
+      area->end = piece.range.end();
+    }
+  }
+
+  void consider(const Area& area, Range range, int32_t own,
+                Choice* choice) const {
+    Window window{range, 0, 0};
+    const int32_t taken = area.start + area.reserved - range.start;
+    window.cost = Placement::room_cost(std::min(taken, area.reserved));
+    if (area.ends_run) {
+      window.cost += Placement::room_cost(own - (area.end - range.end()));
+    }
+    for (int i = 0; i < area.num_pieces; ++i) {
+      const Piece& piece = area.pieces[i];
+      if (piece.range.end() <= range.start) {
+        continue;
+      }
+      if (piece.range.start >= range.end() + own) {
+        break;
+      }
+      if (piece.range.start <= range.start) {
+        window.anchor = piece.range.start;
+      }
+      // From the window's begin on the chain is lost. Headroom is not evicted
+      // now, but will be.
+      const int32_t lost =
+          piece.range.end() - std::max(piece.range.start, range.start);
+      const int32_t later =
+          std::min(lost, range.end() + own - piece.range.start);
+      window.cost += piece.range.start < range.end()
+                         ? piece.block_cost * static_cast<float>(lost)
+                         : piece.block_cost * static_cast<float>(later) / 2;
+    }
+    choose(window, choice);
+  }
+
+  // ---- References. ----
+
+  // Adds a request reference to blocks none of which is free.
+  void add_refs(Range range) {
+    int32_t b = range.start;
+    while (b < range.end()) {
+      if (refs_[b] > 0) {
+        ++refs_[b++];
+        continue;
+      }
+      const int32_t start = b;
+      while (b < range.end() && refs_[b] == 0) {
+        ++b;
+      }
+      hold_cached({start, b - start});
+    }
+  }
+
+  // Gives cache-only blocks their first request reference.
+  void hold_cached(Range range) {
+    queue_.remove(range, /*orphaned=*/false);
+    if (alignment_ == 1) {
+      leave_run(range);
+    } else {
+      for (int32_t g = align_down(range.start); g < range.end();
+           g += alignment_) {
+        if (!is_group_held(g)) {
+          leave_run({g, alignment_});
+        }
+      }
+    }
+    std::fill_n(&refs_[range.start], range.count, 1);
+    stats_.held_blocks += range.count;
+  }
+
+  void leave_run(Range range) {
+    const Range run = run_of(range.start);
+    drop_run(run);
+    add_run({run.start, range.start - run.start});
+    add_run({range.end(), run.end() - range.end()});
+    available_ -= range.count;
+  }
+
+  // Drops a request reference of each block; all have one.
+  void drop_refs(Range range) {
+    for (int32_t b = range.start; b < range.end(); ++b) {
+      --refs_[b];
+    }
+    int32_t b = range.end();
+    while (b > range.start) {
+      if (refs_[b - 1] > 0) {
+        --b;
+        continue;
+      }
+      const int32_t end = b;
+      while (b > range.start && refs_[b - 1] == 0) {
+        --b;
+      }
+      let_go({b, end - b});
+    }
+  }
+
+  // Makes blocks that lost their last request reference free or cache-only.
+  void let_go(Range range) {
+    stats_.held_blocks -= range.count;
+    std::fill_n(&headroom_[range.start], range.count, 0);
+    const Range left = groups_left(range);
+    const Range run = left.count > 0 ? join_runs(left) : left;
+    available_ += left.count;
+    int32_t b = range.end();
+    while (b > range.start) {
+      const int32_t end = b--;
+      const uint8_t cached = cached_[end - 1];
+      while (b > range.start && cached_[b - 1] == cached) {
+        --b;
+      }
+      if (cached != 0) {
+        append_segments({b, end - b});
+      } else {
+        free_blocks({b, end - b});
+      }
+    }
+    add_run(run);
+  }
+
+  // The groups that no request holds any more, now that it does not `range`.
+  Range groups_left(Range range) const {
+    if (alignment_ == 1) {
+      return range;
+    }
+    int32_t start = align_down(range.start);
+    int32_t end = align_down(range.end() - 1) + alignment_;
+    start += is_group_held(start) ? alignment_ : 0;
+    if (start < end && is_group_held(end - 1)) {
+      end -= alignment_;
+    }
+    return {start, std::max(end - start, 0)};
+  }
+
+  // With an alignment no segment is in two groups, so that none is partly in a
+  // run.
+  void append_segments(Range range) {
+    while (alignment_ > 1 && align_down(range.end() - 1) > range.start) {
+      const int32_t start = align_down(range.end() - 1);
+      queue_.append({start, range.end() - start});
+      range.count = start - range.start;
+    }
+    queue_.append(range);
   }
 
   Result check_blocks(const RangeList& blocks) const {
@@ -742,12 +1097,13 @@ class KVAllocator {
     return {};
   }
 
-  // A block may be listed more than once, so this drops the references on
+  // A block may be listed in several ranges, so this drops the references on
   // trial and puts them back.
   Result check_releasable(const RangeList& blocks) {
     if (const Result checked = check_blocks(blocks); !checked.ok()) {
       return checked;
     }
+    const int32_t trial = blocks.num_ranges() > 1 ? 1 : 0;
     int64_t dropped = 0;
     int32_t lacking = kNoBlock;
     blocks.for_each(0, blocks.num_blocks(), [&](int32_t b) {
@@ -755,143 +1111,56 @@ class KVAllocator {
         lacking = b;
         return false;
       }
-      --refs_[b];
+      refs_[b] -= trial;
       ++dropped;
       return true;
     });
-    blocks.for_each(0, dropped, [&](int32_t b) {
-      ++refs_[b];
-      return true;
-    });
+    if (trial > 0) {
+      blocks.for_each(0, dropped, [&](int32_t b) {
+        ++refs_[b];
+        return true;
+      });
+    }
     if (lacking != kNoBlock) {
       return {Status::kBlockNotHeld, lacking};
     }
     return {};
   }
 
-  // ---- Eviction: cache-only blocks, oldest first. ----
-
-  void lru_append(int32_t block) {
-    prev_[block] = lru_tail_;
-    next_[block] = kNoBlock;
-    (lru_tail_ != kNoBlock ? next_[lru_tail_] : lru_head_) = block;
-    lru_tail_ = block;
-    ++num_cache_only_;
-  }
-
-  void lru_remove(int32_t block) {
-    const int32_t prev = prev_[block];
-    const int32_t next = next_[block];
-    (prev != kNoBlock ? next_[prev] : lru_head_) = next;
-    (next != kNoBlock ? prev_[next] : lru_tail_) = prev;
-    --num_cache_only_;
-  }
-
-  // Returns the extent that the block is in now, see free_run().
-  Range evict_oldest() {
-    const int32_t block = lru_head_;
-    lru_remove(block);
-    cached_[block] = kUncached;
-    if (index_ != nullptr) {
-      index_->evict(block);
-    }
-    evicted_.push_back(block);
-    return free_run({block, 1});
-  }
-
-  // Finds out whether `request` can get `count` > free_ blocks within the cap,
-  // and reserves memory. Eviction stops as soon as `count` blocks are free, so
-  // the request then takes every extent there is: the number of ranges follows
-  // from the number of extents, without trying.
-  Result plan_eviction(RangeList* request, int32_t count, RangeList* appended) {
-    reserve_more(evicted_, num_cache_only_);
-    int32_t extents = num_extents_;
-    int32_t free_blocks = free_;
-    int32_t end = lru_head_;
-    for (; free_blocks < count; end = next_[end]) {
-      cached_[end] = kEvictionPlanned;
-      const int32_t group = align_down(end);
-      if (is_group_idle(group)) {
-        free_blocks += alignment_;
-        extents += 1 - is_free_group(group - alignment_) -
-                   is_free_group(group + alignment_);
-      }
-    }
-    bool grows_in_place = false;
-    if (!request->empty()) {
-      const int32_t behind = request->ranges_.back().end();
-      grows_in_place = behind % alignment_ == 0 && is_free_group(behind);
-    }
-    for (int32_t b = lru_head_; b != end; b = next_[b]) {
-      cached_[b] = kCached;
-    }
-    const size_t ranges =
-        request->num_ranges() + extents - (grows_in_place ? 1 : 0);
-    if (exceeds_cap(ranges)) {
-      return {Status::kRangeCap, static_cast<int64_t>(ranges)};
-    }
-    plan_.clear();
-    reserve_more(plan_, extents);
-    request->reserve(extents);
-    appended->reserve(extents + 1);
-    return {};
-  }
-
-  bool is_free_group(int32_t start) const {
-    return contains(start) && is_group_idle(start);
-  }
-
-  int32_t longest_run_not_held() const {
-    int32_t longest = 0;
-    int32_t run = 0;
-    for (int32_t b = 0; b < num_blocks_; b += alignment_) {
-      run = is_group_held(b) ? 0 : run + alignment_;
-      longest = std::max(longest, run);
-    }
-    return longest;
-  }
-
   // ---- Checks. ----
 
+  std::string check_blocks_state() const;
   std::string check_extents() const;
-  std::string check_size_classes() const;
-  std::string check_references() const;
-  std::string check_lru() const;
+  std::string check_runs() const;
+  std::string check_segments() const;
   std::string check_index() const;
 
   const int32_t num_blocks_;
   const int32_t alignment_;
   const int32_t max_ranges_;
+  Placement placement_;
 
   // Per block.
-  std::vector<int32_t> refs_;      // Request references.
-  std::vector<uint8_t> cached_;    // CacheState.
-  std::vector<int32_t> extent_;    // Length, at both ends of an extent; else 0.
-  std::vector<int32_t> headroom_;  // Wanted behind a request's last block.
-  // Links: of a cache-only block in the LRU list, or of an extent's first
-  // block in its size-class list. No block is both.
-  std::vector<int32_t> prev_;
-  std::vector<int32_t> next_;
+  BlockArray<int32_t> refs_;      // Request references.
+  BlockArray<uint8_t> cached_;    // Cache references.
+  BlockArray<int32_t> headroom_;  // Wanted behind a request's last block.
 
-  std::array<int32_t, kLevels * kSteps> heads_;  // By size class.
-  std::array<uint32_t, kLevels> bitmap_{};       // Non-empty size classes.
-  uint32_t summary_ = 0;                         // Non-zero words of bitmap_.
+  ExtentSet free_;         // Free extents.
+  ExtentSet mixed_;        // Runs that are not one free extent.
+  BlockSet mixed_starts_;  // Their first blocks.
+  EvictionQueue queue_;    // Cache-only blocks.
 
-  int32_t lru_head_ = kNoBlock;
-  int32_t lru_tail_ = kNoBlock;
-  int32_t num_extents_ = 0;
-  int32_t num_cache_only_ = 0;
-  int32_t free_ = 0;       // Blocks in extents.
-  int32_t available_ = 0;  // See num_free_blocks().
+  int32_t available_ = 0;  // Blocks in runs, see num_free_blocks().
   std::vector<int32_t> evicted_;
   PrefixIndex* index_ = nullptr;
-  std::vector<Piece> plan_;  // Scratch of extend().
+  KVStats stats_;  // What is counted as it happens.
 };
 
 inline std::string KVAllocator::check_invariants() const {
   for (const std::string& broken :
-       {check_references(), check_extents(), check_size_classes(), check_lru(),
-        check_index()}) {
+       {check_blocks_state(), free_.check(num_blocks_),
+        mixed_.check(num_blocks_), queue_.check(num_blocks_), check_extents(),
+        check_runs(), check_segments(), check_index()}) {
     if (!broken.empty()) {
       return broken;
     }
@@ -899,41 +1168,36 @@ inline std::string KVAllocator::check_invariants() const {
   return {};
 }
 
-inline std::string KVAllocator::check_references() const {
-  int32_t available = 0;
+inline std::string KVAllocator::check_blocks_state() const {
+  int32_t held = 0;
   for (int32_t b = 0; b < num_blocks_; ++b) {
-    if (refs_[b] < 0) {
-      return "block " + std::to_string(b) + " has a negative reference count";
-    }
-    if (cached_[b] > kCached) {
-      return "block " + std::to_string(b) + " is still marked for eviction";
+    if (refs_[b] < 0 || cached_[b] > 1) {
+      return "block " + std::to_string(b) + " has impossible references";
     }
     if (refs_[b] == 0 && headroom_[b] != 0) {
       return "block " + std::to_string(b) +
              " has headroom although no request holds it";
     }
-    if (b % alignment_ == 0 && !is_group_held(b)) {
-      available += alignment_;
+    held += is_held(b);
+  }
+  int32_t requests = 0;
+  for (const int32_t count : stats_.ranges_per_request) {
+    requests += count;
+    if (count < 0) {
+      return "the histogram of ranges has a negative count";
     }
   }
-  if (available != available_) {
-    return "num_free_blocks is " + std::to_string(available_) + ", counted " +
-           std::to_string(available);
+  if (held != stats_.held_blocks || requests != stats_.requests) {
+    return "the number of held blocks or of requests is wrong";
   }
   return {};
 }
 
 inline std::string KVAllocator::check_extents() const {
   int32_t extents = 0;
-  int32_t free_blocks = 0;
   int32_t b = 0;
   while (b < num_blocks_) {
     if (!is_group_idle(b)) {
-      for (int32_t i = b; i < b + alignment_; ++i) {
-        if (extent_[i] != 0) {
-          return "block " + std::to_string(i) + " is in use and in an extent";
-        }
-      }
       b += alignment_;
       continue;
     }
@@ -941,71 +1205,76 @@ inline std::string KVAllocator::check_extents() const {
     while (is_free_group(end)) {
       end += alignment_;
     }
-    const std::string extent =
-        "free blocks [" + std::to_string(b) + ", " + std::to_string(end) + ")";
-    if (extent_[b] != end - b || extent_[end - 1] != end - b) {
-      return extent + " are not one merged extent";
-    }
-    for (int32_t i = b + 1; i < end - 1; ++i) {
-      if (extent_[i] != 0) {
-        return extent + " have a boundary tag inside";
-      }
+    if (free_.length_from(b) != end - b) {
+      return "free blocks [" + std::to_string(b) + ", " + std::to_string(end) +
+             ") are not one merged extent";
     }
     ++extents;
-    free_blocks += end - b;
     b = end;
   }
-  if (extents != num_extents_ || free_blocks != free_) {
-    return "counts of extents or free blocks are wrong";
+  if (extents != free_.num_extents()) {
+    return "an extent has blocks that are not free";
   }
   return {};
 }
 
-inline std::string KVAllocator::check_size_classes() const {
-  int32_t listed = 0;
-  for (int c = 0; c < kLevels * kSteps; ++c) {
-    const bool set = bitmap_[c / kSteps] >> (c % kSteps) & 1;
-    if (set != (heads_[c] != kNoBlock)) {
-      return "bitmap is wrong for size class " + std::to_string(c);
+inline std::string KVAllocator::check_runs() const {
+  int32_t mixed = 0;
+  int32_t available = 0;
+  int32_t starts = 0;
+  int32_t b = 0;
+  while (b < num_blocks_) {
+    if (is_group_held(b)) {
+      b += alignment_;
+      continue;
     }
-    int32_t prev = kNoBlock;
-    for (int32_t e = heads_[c]; e != kNoBlock; prev = e, e = next_[e]) {
-      if (extent_[e] <= 0 || size_class_of(extent_[e]) != c ||
-          prev_[e] != prev || ++listed > num_extents_) {
-        return "list of size class " + std::to_string(c) +
-               " is broken at block " + std::to_string(e);
-      }
+    int32_t end = b;
+    while (end < num_blocks_ && !is_group_held(end)) {
+      end += alignment_;
     }
+    const bool is_free = free_.length_from(b) == end - b;
+    if (mixed_.length_from(b) != (is_free ? 0 : end - b)) {
+      return "blocks [" + std::to_string(b) + ", " + std::to_string(end) +
+             ") that no request holds are not one run";
+    }
+    mixed += !is_free;
+    starts += !is_free && mixed_starts_.contains(b);
+    available += end - b;
+    b = end;
   }
-  for (int level = 0; level < kLevels; ++level) {
-    if ((summary_ >> level & 1) != (bitmap_[level] != 0)) {
-      return "bitmap summary is wrong for level " + std::to_string(level);
-    }
+  if (available != available_) {
+    return "num_free_blocks is " + std::to_string(available_) + ", counted " +
+           std::to_string(available);
   }
-  if (listed != num_extents_) {
-    return "an extent is in no size class";
+  if (mixed != mixed_.num_extents() || starts != mixed) {
+    return "a mixed run is not one";
   }
   return {};
 }
 
-inline std::string KVAllocator::check_lru() const {
+inline std::string KVAllocator::check_segments() const {
   int32_t cache_only = 0;
   for (int32_t b = 0; b < num_blocks_; ++b) {
     cache_only += refs_[b] == 0 && is_cached(b);
   }
-  int32_t listed = 0;
-  int32_t prev = kNoBlock;
-  for (int32_t b = lru_head_; b != kNoBlock; prev = b, b = next_[b]) {
-    if (refs_[b] != 0 || !is_cached(b) || prev_[b] != prev ||
-        ++listed > cache_only) {
-      return "LRU list is broken at block " + std::to_string(b);
+  std::string broken;
+  queue_.for_each([&](Range segment, int64_t) {
+    const bool one_group =
+        align_down(segment.start) == align_down(segment.end() - 1);
+    if (alignment_ > 1 && !one_group) {
+      broken = "a segment is in two groups";
     }
+    for (int32_t b = segment.start; b < segment.end(); ++b) {
+      if (refs_[b] != 0 || !is_cached(b)) {
+        broken = "block " + std::to_string(b) +
+                 " is in the eviction queue but not cache-only";
+      }
+    }
+  });
+  if (broken.empty() && cache_only != queue_.num_blocks()) {
+    return "the eviction queue does not hold every cache-only block";
   }
-  if (listed != cache_only || num_cache_only_ != cache_only ||
-      lru_tail_ != prev) {
-    return "LRU list does not hold every cache-only block";
-  }
-  return {};
+  return broken;
 }
 
 inline std::string KVAllocator::check_index() const {
@@ -1027,21 +1296,21 @@ inline std::string KVAllocator::dump() const {
   const auto put = [&bytes](const auto* data, size_t count) {
     bytes.append(reinterpret_cast<const char*>(data), count * sizeof(*data));
   };
-  const auto put_list = [&](int32_t head) {
-    for (int32_t b = head; b != kNoBlock; b = next_[b]) {
-      put(&b, 1);
-    }
-    put(&kNoBlock, 1);
-  };
+  const auto put_range = [&put](Range range) { put(&range, 1); };
   put(&available_, 1);
-  put(refs_.data(), refs_.size());
-  put(cached_.data(), cached_.size());
-  put(extent_.data(), extent_.size());
-  put(headroom_.data(), headroom_.size());
-  for (const int32_t head : heads_) {
-    put_list(head);
-  }
-  put_list(lru_head_);
+  put(&refs_[0], num_blocks_);
+  put(&cached_[0], num_blocks_);
+  put(&headroom_[0], num_blocks_);
+  free_.for_each(put_range);
+  put_range({kNoBlock, 0});
+  mixed_.for_each(put_range);
+  put_range({kNoBlock, 0});
+  queue_.for_each([&](Range segment, int64_t stamp) {
+    put_range(segment);
+    put(&stamp, 1);
+  });
+  const float expected = placement_.expected();
+  put(&expected, 1);
   put(evicted_.data(), evicted_.size());
   if (index_ != nullptr) {
     bytes += index_->dump();

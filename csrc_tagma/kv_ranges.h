@@ -61,6 +61,18 @@ void reserve_more(std::vector<T>& v, size_t extra) {
 // Blocks in order, as ranges. Adjacent ranges merge when appended.
 class RangeList {
  public:
+  RangeList() = default;
+  RangeList(RangeList&&) = default;
+  RangeList& operator=(RangeList&&) = default;
+  // A copy has the same blocks but is no request of any allocator.
+  RangeList(const RangeList& other)
+      : ranges_(other.ranges_),
+        first_(other.first_),
+        num_blocks_(other.num_blocks_) {}
+  RangeList& operator=(const RangeList& other) {
+    return *this = RangeList(other);
+  }
+
   int64_t num_blocks() const { return num_blocks_; }
   size_t num_ranges() const { return ranges_.size(); }
   bool empty() const { return ranges_.empty(); }
@@ -121,7 +133,8 @@ class RangeList {
     ranges_.clear();
     first_.clear();
     num_blocks_ = 0;
-    headroom_ = 0;
+    grown_ = kNotExtended;
+    bucket_ = kNoBucket;
   }
 
  private:
@@ -135,7 +148,12 @@ class RangeList {
   std::vector<Range> ranges_;
   std::vector<int64_t> first_;  // Index of each range's first block.
   int64_t num_blocks_ = 0;
-  int32_t headroom_ = 0;  // Blocks the request wants free behind its end.
+
+  // Kept for the allocator whose request this is.
+  static constexpr int8_t kNoBucket = -1;
+  static constexpr int32_t kNotExtended = -1;
+  int32_t grown_ = kNotExtended;  // Blocks added since its first ones.
+  int8_t bucket_ = kNoBucket;     // Of the histogram that it is counted in.
 };
 
 }  // namespace vllm::tagma

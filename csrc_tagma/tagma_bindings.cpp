@@ -14,6 +14,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kv_allocator.h"
@@ -28,6 +29,7 @@ using vllm::tagma::kNoBlock;
 using vllm::tagma::KVAllocator;
 using vllm::tagma::KVCoordMap;
 using vllm::tagma::KVCoords;
+using vllm::tagma::KVStats;
 using vllm::tagma::PrefixIndex;
 using vllm::tagma::Range;
 using vllm::tagma::RangeList;
@@ -580,6 +582,25 @@ PyObject* allocator_extend(PyObject* self, PyObject* const* args,
   return done;
 }
 
+PyObject* allocator_grow(PyObject* self, PyObject* const* args,
+                         Py_ssize_t nargs) {
+  int64_t count = 0;
+  if (!check_nargs("grow", nargs, 2) || !parse_int(args[1], &count)) {
+    return nullptr;
+  }
+  RangesObject* request = parse_request(self, args[0]);
+  if (request == nullptr) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    const size_t before = request->blocks.num_ranges();
+    const Result result = engine_of(self).extend(&request->blocks, count);
+    return result.ok()
+               ? PyLong_FromSize_t(request->blocks.num_ranges() - before)
+               : raise(as_allocator(self), result, count);
+  });
+}
+
 PyObject* none_or_raise(PyObject* self, const Result& result) {
   if (!result.ok()) {
     return raise(as_allocator(self), result);
@@ -714,6 +735,56 @@ PyObject* allocator_take_evicted(PyObject* self, PyObject*) {
   return list;
 }
 
+// Puts `value`, a new reference or null, into the dict.
+bool set_item(PyObject* dict, const char* key, PyObject* value) {
+  const bool ok =
+      value != nullptr && PyDict_SetItemString(dict, key, value) == 0;
+  Py_XDECREF(value);
+  return ok;
+}
+
+PyObject* allocator_stats(PyObject* self, PyObject*) {
+  const KVStats stats = engine_of(self).stats();
+  PyObject* dict = PyDict_New();
+  if (dict == nullptr) {
+    return nullptr;
+  }
+  bool ok = true;
+  const std::pair<const char*, int64_t> counts[] = {
+      {"free_blocks", stats.free_blocks},
+      {"held_blocks", stats.held_blocks},
+      {"cache_only_blocks", stats.cache_only_blocks},
+      {"extents", stats.extents},
+      {"largest_extent", stats.largest_extent},
+      {"requests", stats.requests},
+      {"spills", stats.spills},
+      {"window_evictions", stats.window_evictions},
+      {"evicted_blocks", stats.evicted_blocks},
+      {"cap_events", stats.cap_events},
+  };
+  for (const auto& [key, value] : counts) {
+    ok = ok && set_item(dict, key, PyLong_FromLongLong(value));
+  }
+  static const char* const kBuckets[KVStats::kNumBuckets] = {
+      "1",     "2",     "3-4",    "5-8",     "9-16",
+      "17-32", "33-64", "65-128", "129-256", ">256"};
+  PyObject* histogram = ok ? PyDict_New() : nullptr;
+  ok = ok && histogram != nullptr;
+  for (int i = 0; ok && i < KVStats::kNumBuckets; ++i) {
+    ok = set_item(histogram, kBuckets[i],
+                  PyLong_FromLong(stats.ranges_per_request[i]));
+  }
+  if (!ok) {
+    Py_XDECREF(histogram);
+    Py_DECREF(dict);
+    return nullptr;
+  }
+  if (!set_item(dict, "ranges_per_request", histogram)) {
+    Py_CLEAR(dict);
+  }
+  return dict;
+}
+
 PyObject* allocator_check_invariants(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     const std::string broken = engine_of(self).check_invariants();
@@ -794,8 +865,8 @@ PyMethodDef allocator_methods[] = {
      "allocate($self, count, /)\n--\n\n"
      "Take `count` contiguous blocks and return (start, count), in blocks.\n\n"
      "Each block gets one request reference; drop it with release_blocks().\n"
-     "`count` is rounded up to the alignment. Evicts cache-only blocks until\n"
-     "one extent is long enough. May scan the pool: not for the hot path.\n"
+     "`count` is rounded up to the alignment. What is cached there is "
+     "evicted.\n"
      "Raises OutOfBlocksError, and then nothing has changed."},
     {"new_ranges", allocator_new_ranges, METH_NOARGS,
      "new_ranges($self, /)\n--\n\n"
@@ -804,10 +875,27 @@ PyMethodDef allocator_methods[] = {
      "extend($self, ranges, count, /)\n--\n\n"
      "Append `count` blocks to the request and return a view of just those.\n\n"
      "`count` is rounded up to the alignment. The last range grows in place\n"
-     "where the blocks behind it are free; the rest comes from the largest\n"
-     "extents. Missing blocks are evicted, least recently used first. The\n"
-     "view is for reading: it holds no references.\n"
+     "where the blocks behind it are free, or cached but long unused; else "
+     "the\n"
+     "blocks come from where least is lost: room first, then cached blocks by\n"
+     "how recently they were used. What is cached there is evicted.\n"
+     "The view is for reading: it holds no references.\n"
      "Raises OutOfBlocksError or RangeCapError, and then nothing has changed."},
+    {"grow", as_method(allocator_grow), METH_FASTCALL,
+     "grow($self, ranges, count, /)\n--\n\n"
+     "Do as extend() does, but return just the number of ranges added.\n\n"
+     "For the hot path: makes no view. 0 means that it grew in place."},
+    {"stats", allocator_stats, METH_NOARGS,
+     "stats($self, /)\n--\n\n"
+     "Return a dict of what operators watch, in blocks unless said otherwise.\n"
+     "\n"
+     "Now: free_blocks, held_blocks and cache_only_blocks, extents (number of\n"
+     "free ones), largest_extent, requests (number with ranges) and\n"
+     "ranges_per_request (number of requests by their number of ranges).\n"
+     "Since the pool was made: spills (growths that needed a further range),\n"
+     "window_evictions (ranges for which cached blocks were evicted),\n"
+     "evicted_blocks, cap_events (calls that failed for max_ranges).\n"
+     "O(1), but for the search of the largest among similar extents."},
     {"acquire", as_method(allocator_acquire), METH_FASTCALL,
      "acquire($self, ranges, block_ids, /)\n--\n\n"
      "Add a request reference to each block and append it to the request.\n\n"

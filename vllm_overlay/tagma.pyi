@@ -124,8 +124,7 @@ class KVAllocator:
         """Take `count` contiguous blocks and return (start, count), in blocks.
 
         Each block gets one request reference; drop it with `release_blocks()`.
-        `count` is rounded up to the alignment. Evicts cache-only blocks until
-        one extent is long enough. May scan the pool: not for the hot path.
+        `count` is rounded up to the alignment. What is cached there is evicted.
 
         Raises:
             OutOfBlocksError: There is no such stretch; nothing has changed.
@@ -139,8 +138,9 @@ class KVAllocator:
         """Append `count` blocks to the request.
 
         `count` is rounded up to the alignment. The last range grows in place
-        where the blocks behind it are free; the rest comes from the largest
-        extents. Missing blocks are evicted, least recently used first.
+        where the blocks behind it are free, or cached but long unused; else the
+        blocks come from where least is lost: room first, then cached blocks by
+        how recently they were used. What is cached there is evicted.
 
         Returns:
             Just the new blocks, as a view for reading: it holds no references
@@ -149,6 +149,30 @@ class KVAllocator:
         Raises:
             OutOfBlocksError: Too few blocks; nothing has changed.
             RangeCapError: Too many ranges; nothing has changed.
+
+        """
+
+    def grow(self, ranges: KVRanges, count: int, /) -> int:
+        """Do as `extend()` does, without a view: for the hot path.
+
+        Returns:
+            The number of ranges added; 0 means that the request grew in place.
+
+        """
+
+    def stats(self) -> dict[str, Any]:
+        """Return what operators watch, in blocks unless said otherwise.
+
+        O(1), but for the search of the largest among similar extents.
+
+        Returns:
+            Now: `free_blocks`, `held_blocks` and `cache_only_blocks`, `extents`
+            (number of free ones), `largest_extent`, `requests` (number with
+            ranges) and `ranges_per_request` (number of requests by their number
+            of ranges: "1", "2", "3-4" to "129-256", ">256"). Since the pool was
+            made: `spills` (growths that needed a further range),
+            `window_evictions` (ranges for which cached blocks were evicted),
+            `evicted_blocks`, `cap_events` (calls that failed for `max_ranges`).
 
         """
 

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <deque>
 #include <iostream>
 #include <new>
 #include <random>
@@ -279,8 +278,8 @@ TEST_F(KVAllocatorTest, UncachingAHeldBlockLeavesItHeld) {
   EXPECT_EQ(pool_.check_invariants(), "");
 }
 
-TEST_F(KVAllocatorTest, FreeBlocksAreUsedBeforeAnythingIsEvicted) {
-  free_only({1, 20});
+TEST_F(KVAllocatorTest, AFreeExtentIsUsedBeforeAnythingIsEvicted) {
+  free_only({1, 2});
   cache_only({7, 8});
   RangeList request;
   extend(&request, 2);
@@ -288,25 +287,34 @@ TEST_F(KVAllocatorTest, FreeBlocksAreUsedBeforeAnythingIsEvicted) {
   EXPECT_TRUE(pool_.is_cached(7));
 }
 
-TEST_F(KVAllocatorTest, EvictsNoMoreThanNeededLeastRecentlyUsedFirst) {
+TEST_F(KVAllocatorTest, EvictsNoMoreThanItTakes) {
   free_only({1});
   cache_only({30, 7, 8});
-  // Used again, 30 becomes the most recently used.
-  RangeList hit;
-  ASSERT_TRUE(pool_.acquire(&hit, list_of({30})).ok());
-  ASSERT_TRUE(pool_.release(&hit).ok());
-
   RangeList request;
   extend(&request, 2);
-  EXPECT_EQ(pool_.evicted(), (std::vector<int32_t>{7}));
-  EXPECT_FALSE(pool_.is_cached(7));
+  EXPECT_EQ(pool_.evicted().size(), 2u) << "7 and 8, in one range";
   extend(&request, 2);
-  EXPECT_EQ(pool_.evicted(), (std::vector<int32_t>{7, 8, 30}));
+  EXPECT_EQ(pool_.evicted().size(), 3u) << "1 is free";
+  EXPECT_EQ(pool_.num_free_blocks(), 0);
   pool_.clear_evicted();
   EXPECT_TRUE(pool_.evicted().empty());
 }
 
-TEST_F(KVAllocatorTest, ReleasePutsTheTailOfAChainFirstInLineForEviction) {
+TEST_F(KVAllocatorTest, TheLeastRecentlyUsedChainIsEvictedFirst) {
+  free_only({});
+  cache_only({20, 21});
+  cache_only({7, 8});
+  cache_only({30, 31});
+  // Used again, the oldest becomes the most recently used.
+  RangeList hit, request;
+  ASSERT_TRUE(pool_.acquire(&hit, list_of({20, 21})).ok());
+  ASSERT_TRUE(pool_.release(&hit).ok());
+  for (const int32_t first : {7, 30, 20}) {
+    EXPECT_EQ(extend(&request, 2).ranges(), (Ranges{{first, 2}}));
+  }
+}
+
+TEST_F(KVAllocatorTest, TheTailOfAChainIsEvictedBeforeItsHead) {
   RangeList request;
   extend(&request, 40);
   for (int32_t block = 0; block < 40; ++block) {
@@ -315,6 +323,43 @@ TEST_F(KVAllocatorTest, ReleasePutsTheTailOfAChainFirstInLineForEviction) {
   ASSERT_TRUE(pool_.release(&request).ok());
   extend(&request, 3);
   EXPECT_EQ(pool_.evicted(), (std::vector<int32_t>{39, 38, 37}));
+}
+
+TEST(KVAllocator, AnEvictedWindowCutsAsLittleOfAChainAsItCan) {
+  KVAllocator pool(4000, 1, 0);
+  std::vector<Range> chains(4);
+  for (Range& chain : chains) {
+    ASSERT_TRUE(pool.allocate(1000, &chain).ok());
+  }
+  for (const Range& chain : chains) {
+    RangeList blocks;
+    blocks.append(chain);
+    ASSERT_TRUE(pool.cache(blocks).ok());
+    ASSERT_TRUE(pool.release(&blocks).ok());
+  }
+  // The oldest chain is at 0, and its head stays cached.
+  RangeList request, view;
+  ASSERT_TRUE(pool.extend(&request, 900, &view).ok());
+  EXPECT_EQ(request.ranges(), (Ranges{{100, 900}}));
+  EXPECT_EQ(pool.stats().window_evictions, 1);
+  EXPECT_EQ(pool.stats().evicted_blocks, 900);
+  EXPECT_EQ(pool.check_invariants(), "");
+}
+
+TEST(EvictionQueue, WhatIsLeftOfAChainWithoutItsHeadIsTheOldest) {
+  EvictionQueue queue(64);
+  queue.append({0, 10});
+  queue.append({20, 10});
+  queue.append({40, 10});
+  queue.remove({40, 4}, /*orphaned=*/true);
+  EXPECT_EQ(queue.oldest(), 44);
+  EXPECT_EQ(queue.length_from(44), 6);
+  // A hit that takes the head back leaves the rest as old as it was.
+  queue.remove({20, 4}, /*orphaned=*/false);
+  EXPECT_EQ(queue.oldest(), 44);
+  EXPECT_EQ(queue.after(0), 24);
+  EXPECT_EQ(queue.num_blocks(), 22);
+  EXPECT_EQ(queue.check(64), "");
 }
 
 TEST_F(KVAllocatorTest, NeverEvictsABlockThatARequestHolds) {
@@ -363,14 +408,25 @@ TEST_F(KVAllocatorTest, AtTheCapARequestStillGrowsInPlace) {
 
 TEST_F(KVAllocatorTest, TheCapIsCheckedBeforeAnythingIsEvicted) {
   free_only({1});
-  cache_only({3, 5, 7, 9, 2});
+  cache_only({3, 5, 7, 9, 11});
   RangeList request, view;
   before_ = pool_.dump();
   EXPECT_EQ(pool_.extend(&request, 5, &view).status, Status::kRangeCap);
   EXPECT_TRUE(pool_.dump() == before_);
-  // With 2 the first three are one extent, so one more block needs fewer.
+  // With 2 the first three are one run, so one more block needs fewer.
+  cache_only({2});
   extend(&request, 6);
-  EXPECT_EQ(request.ranges(), (Ranges{{1, 3}, {9, 1}, {7, 1}, {5, 1}}));
+  EXPECT_EQ(request.num_ranges(), 4u);
+}
+
+TEST_F(KVAllocatorTest, NearTheCapTheFewestRangesWin) {
+  // Free blocks would do, but in more ranges than the cap allows.
+  free_only({1, 3, 5, 7, 9});
+  cache_only({20, 21, 22});
+  RangeList request;
+  extend(&request, 5);
+  EXPECT_LE(request.num_ranges(), 4u);
+  EXPECT_EQ(pool_.evicted().size(), 3u);
 }
 
 TEST_F(KVAllocatorTest, AnEvictedBlockBehindTheRequestAddsNoRange) {
@@ -382,13 +438,13 @@ TEST_F(KVAllocatorTest, AnEvictedBlockBehindTheRequestAddsNoRange) {
   EXPECT_EQ(request.num_ranges(), 4u);
 }
 
-TEST_F(KVAllocatorTest, AllocateEvictsUntilOneExtentIsLongEnough) {
+TEST_F(KVAllocatorTest, AllocateEvictsWhatIsInItsRange) {
   free_only({20});
   cache_only({30, 21, 22, 10});
   Range range;
   ASSERT_TRUE(pool_.allocate(3, &range).ok());
   EXPECT_EQ(range, (Range{20, 3}));
-  EXPECT_EQ(pool_.evicted(), (std::vector<int32_t>{30, 21, 22}));
+  EXPECT_EQ(pool_.evicted(), (std::vector<int32_t>{21, 22}));
   EXPECT_EQ(pool_.check_invariants(), "");
 }
 
@@ -448,23 +504,130 @@ TEST(KVAllocator, PlacementLeavesHeadroomForAGrowingRequest) {
   RangeList first, second, view;
   ASSERT_TRUE(pool.extend(&first, 10, &view).ok());
   ASSERT_TRUE(pool.extend(&second, 10, &view).ok());
-  for (int i = 0; i < GrowthHeadroom::kInitial; ++i) {
+  for (int i = 0; i < static_cast<int>(GrowthHeadroom::kInitial); ++i) {
     ASSERT_TRUE(pool.extend(&first, 1, &view).ok());
   }
   EXPECT_EQ(first.num_ranges(), 1u);
   EXPECT_EQ(second.ranges().front().start, first.ranges().front().end());
 }
 
-TEST(KVAllocator, HeadroomDoublesWhenARequestSpills) {
+TEST(KVAllocator, HeadroomWidensAsARequestOutgrowsIt) {
   KVAllocator pool(1 << 14, 1, 0);
   RangeList first, second, third, view;
   ASSERT_TRUE(pool.extend(&first, 10, &view).ok());
   ASSERT_TRUE(pool.extend(&second, 10, &view).ok());
-  ASSERT_TRUE(pool.extend(&first, GrowthHeadroom::kInitial + 1, &view).ok());
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_TRUE(pool.extend(&first, 1, &view).ok());
+  }
   ASSERT_EQ(first.num_ranges(), 2u);
   ASSERT_TRUE(pool.extend(&third, 10, &view).ok());
-  EXPECT_EQ(third.ranges().front().start - first.ranges().back().end(),
-            2 * GrowthHeadroom::kInitial);
+  EXPECT_EQ(third.ranges().front().start - first.ranges().back().end(), 50);
+}
+
+TEST(KVAllocator, HeadroomFollowsHowMuchRequestsGrow) {
+  GrowthHeadroom placement(1 << 20);
+  for (int i = 0; i < 2000; ++i) {
+    placement.observe(100 + i * 37 % 100);
+  }
+  EXPECT_NEAR(placement.expected(), 100 + 200 / 3, 15);
+  EXPECT_EQ(placement.headroom(0, 1 << 20, 1),
+            static_cast<int32_t>(placement.expected()));
+  EXPECT_EQ(placement.headroom(1000, 1 << 20, 1), 500);
+}
+
+TEST(KVAllocator, ASmallPoolSharesItsFreeBlocksAsHeadroom) {
+  KVAllocator pool(64, 1, 0);
+  std::vector<RangeList> streams(8);
+  RangeList view;
+  for (RangeList& stream : streams) {
+    ASSERT_TRUE(pool.extend(&stream, 1, &view).ok());
+  }
+  for (int i = 0; i < 4; ++i) {
+    for (RangeList& stream : streams) {
+      ASSERT_TRUE(pool.extend(&stream, 1, &view).ok());
+    }
+  }
+  size_t ranges = 0;
+  for (const RangeList& stream : streams) {
+    ranges += stream.num_ranges();
+  }
+  EXPECT_LE(ranges, 12u);
+}
+
+TEST(KVAllocator, GrowthTakesAnOldCachedNeighbourInPlace) {
+  KVAllocator pool(4000, 1, 0);
+  std::vector<Range> ranges(4);
+  for (const auto& [i, count] :
+       {std::pair(0, 100), {1, 100}, {2, 3700}, {3, 100}}) {
+    ASSERT_TRUE(pool.allocate(count, &ranges[i]).ok());
+  }
+  RangeList request, view;
+  request.append(ranges[0]);
+  for (const int i : {3, 1, 2}) {  // The least recently used first.
+    RangeList chain;
+    chain.append(ranges[i]);
+    ASSERT_TRUE(pool.cache(chain).ok());
+    ASSERT_TRUE(pool.release(&chain).ok());
+  }
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_TRUE(pool.extend(&request, 1, &view).ok());
+  }
+  EXPECT_EQ(request.ranges(), (Ranges{{0, 200}}));
+  // Behind it comes the head of a chain that was just used.
+  ASSERT_TRUE(pool.extend(&request, 1, &view).ok());
+  EXPECT_EQ(request.num_ranges(), 2u);
+  EXPECT_GE(request.ranges().back().start, 3900);
+  EXPECT_TRUE(pool.is_cached(200));
+}
+
+TEST(KVAllocator, StatsCountWhatHappened) {
+  KVAllocator pool(40, 1, 2);
+  RangeList a, b, c, view;
+  ASSERT_TRUE(pool.extend(&a, 3, &view).ok());
+  ASSERT_TRUE(pool.extend(&b, 2, &view).ok());
+  ASSERT_TRUE(pool.extend(&a, 1, &view).ok());  // Spills.
+  KVStats stats = pool.stats();
+  EXPECT_EQ(stats.held_blocks, 6);
+  EXPECT_EQ(stats.free_blocks, 34);
+  EXPECT_EQ(stats.largest_extent, 34);
+  EXPECT_EQ(stats.requests, 2);
+  EXPECT_EQ(stats.ranges_per_request[0], 1);
+  EXPECT_EQ(stats.ranges_per_request[1], 1);
+  EXPECT_EQ(stats.spills, 1);
+
+  ASSERT_TRUE(pool.cache(a).ok());
+  ASSERT_TRUE(pool.release(&a).ok());
+  ASSERT_TRUE(pool.extend(&c, 34, &view).ok());
+  stats = pool.stats();
+  EXPECT_EQ(stats.cache_only_blocks, 4);
+  EXPECT_EQ(stats.requests, 2);
+  EXPECT_EQ(stats.extents, 0);
+  EXPECT_EQ(stats.evicted_blocks, 0);
+  EXPECT_EQ(pool.extend(&c, 5, &view).status, Status::kOutOfBlocks);
+  EXPECT_EQ(pool.stats().cap_events, 0);
+  ASSERT_TRUE(pool.extend(&b, 3, &view).ok());
+  stats = pool.stats();
+  EXPECT_EQ(stats.evicted_blocks, 3);
+  EXPECT_EQ(stats.window_evictions, 1);
+  EXPECT_EQ(stats.held_blocks, 39);
+  ASSERT_TRUE(pool.release(&b).ok());
+  ASSERT_TRUE(pool.release(&c).ok());
+  stats = pool.stats();
+  EXPECT_EQ(stats.requests, 0);
+  EXPECT_EQ(stats.held_blocks, 0);
+  EXPECT_EQ(stats.free_blocks, 39);
+}
+
+TEST(KVAllocator, ACopyOfARequestIsNotCounted) {
+  KVAllocator pool(40, 1, 0);
+  RangeList request, view;
+  ASSERT_TRUE(pool.extend(&request, 3, &view).ok());
+  RangeList copy = request;
+  ASSERT_TRUE(pool.retain(copy).ok());
+  ASSERT_TRUE(pool.release(&copy).ok());
+  EXPECT_EQ(pool.stats().requests, 1);
+  ASSERT_TRUE(pool.release(&request).ok());
+  EXPECT_EQ(pool.stats().requests, 0);
 }
 
 TEST(KVAllocator, HeadroomIsLeftOnlyBehindARequestsLastBlock) {
@@ -579,15 +742,21 @@ class Model {
     }
     return count;
   }
-  int32_t num_free() const { return count_in_groups(&Model::idle); }
+  int32_t num_cache_only() const {
+    int32_t count = 0;
+    for (int32_t b = 0; b < config_.num_blocks; ++b) {
+      count += refs[b] == 0 && cached[b];
+    }
+    return count;
+  }
   int32_t num_available() const { return count_in_groups(&Model::unheld); }
 
-  // Lengths of the free extents, in order of address.
-  std::vector<int32_t> extents() const {
+  // Lengths of the stretches of such groups, in order of address.
+  std::vector<int32_t> stretches(bool (Model::*test)(int32_t) const) const {
     std::vector<int32_t> lengths;
     bool open = false;
     for (int32_t g = 0; g < config_.num_blocks; g += config_.alignment) {
-      if (!group_is(g, &Model::idle)) {
+      if (!group_is(g, test)) {
         open = false;
         continue;
       }
@@ -600,28 +769,6 @@ class Model {
     return lengths;
   }
 
-  void add_ref(int32_t block) {
-    if (refs[block]++ == 0) {
-      lru.erase(std::find(lru.begin(), lru.end(), block));
-    }
-  }
-  void drop_ref(int32_t block) {
-    if (--refs[block] == 0 && cached[block]) {
-      lru.push_back(block);
-    }
-  }
-
-  // Evicts until `count` blocks are free; returns what was evicted.
-  std::vector<int32_t> evict(int32_t count) {
-    std::vector<int32_t> evicted;
-    while (num_free() < count) {
-      evicted.push_back(lru.front());
-      cached[lru.front()] = false;
-      lru.pop_front();
-    }
-    return evicted;
-  }
-
   // The fewest ranges that `request` can have once it took `count` blocks.
   size_t fewest_ranges(const RangeList& request, int32_t count) const {
     Model rest = *this;
@@ -629,13 +776,13 @@ class Model {
     if (!request.empty()) {
       for (int32_t g = request.ranges().back().end();
            g % config_.alignment == 0 && g < config_.num_blocks &&
-           rest.group_is(g, &Model::idle) && count > 0;
+           rest.group_is(g, &Model::unheld) && count > 0;
            g += config_.alignment) {
         rest.refs[g] = 1;
         count -= config_.alignment;
       }
     }
-    std::vector<int32_t> lengths = rest.extents();
+    std::vector<int32_t> lengths = rest.stretches(&Model::unheld);
     std::sort(lengths.rbegin(), lengths.rend());
     for (size_t i = 0; i < lengths.size() && count > 0; ++i, ++ranges) {
       count -= lengths[i];
@@ -649,7 +796,6 @@ class Model {
  public:
   std::vector<int32_t> refs;
   std::vector<bool> cached;
-  std::deque<int32_t> lru;
 };
 
 class Differential : public testing::TestWithParam<Config> {
@@ -682,31 +828,42 @@ class Differential : public testing::TestWithParam<Config> {
       ASSERT_EQ(result.status, Status::kOutOfBlocks);
       return;
     }
-    Model after = model_;
-    const std::vector<int32_t> evicted = after.evict(rounded);
-    const size_t fewest = after.fewest_ranges(request, rounded);
+    const size_t fewest = model_.fewest_ranges(request, rounded);
     const auto cap = static_cast<size_t>(GetParam().max_ranges);
     if (!result.ok()) {
       ASSERT_EQ(result.status, Status::kRangeCap);
       ASSERT_GT(fewest, cap);
       return;
     }
-    model_ = after;
-    ASSERT_EQ(pool_.evicted(), evicted);
-    pool_.clear_evicted();
     const std::vector<int32_t> added = blocks_of(view);
     ASSERT_EQ(added.size(), static_cast<size_t>(rounded));
+    take(added);
     std::vector<int32_t> expected = had;
-    for (const int32_t block : added) {
-      ASSERT_TRUE(model_.idle(block)) << block;
-      model_.refs[block] = 1;
-      expected.push_back(block);
-    }
+    expected.insert(expected.end(), added.begin(), added.end());
     ASSERT_EQ(blocks_of(request), expected);
     ASSERT_EQ(request.ranges(), list_of(expected).ranges());
     if (cap > 0) {
       ASSERT_LE(request.num_ranges(), cap);
     }
+  }
+
+  // Of the blocks that were given out, the cached ones are evicted, and nothing
+  // else is.
+  void take(const std::vector<int32_t>& blocks) {
+    std::vector<int32_t> cached;
+    for (const int32_t block : blocks) {
+      ASSERT_TRUE(model_.unheld(block)) << block;
+      model_.refs[block] = 1;
+      if (model_.cached[block]) {
+        cached.push_back(block);
+        model_.cached[block] = false;
+      }
+    }
+    std::vector<int32_t> evicted = pool_.evicted();
+    pool_.clear_evicted();
+    std::sort(evicted.begin(), evicted.end());
+    std::sort(cached.begin(), cached.end());
+    ASSERT_EQ(evicted, cached);
   }
 
   void acquire() {
@@ -731,7 +888,7 @@ class Differential : public testing::TestWithParam<Config> {
       return;
     }
     for (const int32_t block : blocks) {
-      model_.add_ref(block);
+      ++model_.refs[block];
     }
     ASSERT_EQ(request.ranges(), list_of(expected).ranges());
   }
@@ -742,7 +899,7 @@ class Differential : public testing::TestWithParam<Config> {
     ASSERT_TRUE(pool_.release(&request).ok());
     ASSERT_TRUE(request.empty());
     for (auto b = blocks.rbegin(); b != blocks.rend(); ++b) {
-      model_.drop_ref(*b);
+      --model_.refs[*b];
     }
   }
 
@@ -764,26 +921,9 @@ class Differential : public testing::TestWithParam<Config> {
       ++failures_;
       return;
     }
-    // Eviction goes on, oldest first, just until an extent is long enough.
-    std::vector<int32_t> evicted;
-    for (;;) {
-      const std::vector<int32_t> lengths = model_.extents();
-      if (std::any_of(lengths.begin(), lengths.end(),
-                      [&](int32_t n) { return n >= count; })) {
-        break;
-      }
-      evicted.push_back(model_.lru.front());
-      model_.cached[model_.lru.front()] = false;
-      model_.lru.pop_front();
-    }
-    ASSERT_EQ(pool_.evicted(), evicted);
-    pool_.clear_evicted();
     RangeList blocks;
     blocks.append(range);
-    for (const int32_t block : blocks_of(blocks)) {
-      ASSERT_TRUE(model_.idle(block)) << block;
-      model_.refs[block] = 1;
-    }
+    take(blocks_of(blocks));
     loose_.push_back(blocks);
   }
 
@@ -793,7 +933,7 @@ class Differential : public testing::TestWithParam<Config> {
         // One at a time and upwards: not the order of release().
         RangeList one = list_of({block});
         ASSERT_TRUE(pool_.release(&one).ok());
-        model_.drop_ref(block);
+        --model_.refs[block];
       }
       loose_.erase(loose_.begin());
     }
@@ -808,18 +948,14 @@ class Differential : public testing::TestWithParam<Config> {
       return;
     }
     ASSERT_EQ(pool_.uncache(block).ok(), model_.cached[block]);
-    if (model_.cached[block] && model_.refs[block] == 0) {
-      model_.lru.erase(std::find(model_.lru.begin(), model_.lru.end(), block));
-    }
     model_.cached[block] = false;
   }
 
   void compare() {
     ASSERT_EQ(pool_.check_invariants(), "");
     ASSERT_EQ(pool_.num_free_blocks(), model_.num_available());
-    ASSERT_EQ(pool_.num_cache_only_blocks(),
-              static_cast<int32_t>(model_.lru.size()));
-    const std::vector<int32_t> lengths = model_.extents();
+    ASSERT_EQ(pool_.num_cache_only_blocks(), model_.num_cache_only());
+    const std::vector<int32_t> lengths = model_.stretches(&Model::idle);
     ASSERT_EQ(pool_.num_extents(), static_cast<int32_t>(lengths.size()));
     const auto longest = std::max_element(lengths.begin(), lengths.end());
     ASSERT_EQ(pool_.largest_extent(), longest == lengths.end() ? 0 : *longest);

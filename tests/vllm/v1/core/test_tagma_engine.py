@@ -320,13 +320,16 @@ def test_take_evicted_reports_each_eviction_once_in_order():
     assert pool.take_evicted() == []
 
 
-def test_release_blocks_makes_the_first_given_the_first_evicted():
-    pool = KVAllocator(4)
-    for block in make_request(pool, 4):
-        pool.cache(block)
-    pool.release_blocks([2, 0, 1, 3])
-    make_request(pool, 4)
-    assert pool.take_evicted() == [2, 0, 1, 3]
+def test_chains_released_first_are_evicted_first():
+    pool = KVAllocator(8)
+    chains = [make_request(pool, 2) for _ in range(4)]
+    blocks = [list(chain) for chain in chains]
+    for i in (2, 0, 3, 1):
+        pool.cache_blocks(chains[i])
+        pool.release(chains[i])
+    for i in (2, 0, 3, 1):
+        make_request(pool, 2)
+        assert pool.take_evicted() == blocks[i][::-1]
 
 
 def test_equal_histories_give_equal_dumps():
@@ -608,6 +611,52 @@ def test_coord_map_names_what_is_out_of_bounds():
     assert CoordMap(2**31, 2**31, 1, 1).offset(2**31 - 1, 2**31 - 1, 0) == 2**62 - 1
 
 
+def test_grow_is_extend_without_a_view():
+    pool = KVAllocator(8, max_ranges=2)
+    request, other = pool.new_ranges(), pool.new_ranges()
+    assert pool.grow(request, 2) == 1
+    assert pool.grow(request, 1) == 0
+    assert pool.grow(other, 1) == 1
+    assert pool.grow(request, 2) == 1
+    assert request.ranges() == [(0, 3), (4, 2)]
+    view = pool.extend(other, 1)
+    with unchanged(pool, request):
+        with pytest.raises(OutOfBlocksError, match="3 blocks.*1 of 8"):
+            pool.grow(request, 3)
+        with pytest.raises(ValueError, match="count must be at least 1"):
+            pool.grow(request, 0)
+        with pytest.raises(ValueError, match="view"):
+            pool.grow(view, 1)
+
+
+def test_stats_describe_the_pool():
+    pool = KVAllocator(8, max_ranges=2)
+    index = PrefixIndex(pool)
+    first, second = make_request(pool, 2), make_request(pool, 2)
+    pool.extend(first, 1)
+    stats = pool.stats()
+    assert {k: v for k, v in stats.items() if v and k != "ranges_per_request"} == {
+        "free_blocks": 3,
+        "held_blocks": 5,
+        "extents": 1,
+        "largest_extent": 3,
+        "requests": 2,
+        "spills": 1,
+    }
+    histogram = stats["ranges_per_request"]
+    assert {k: v for k, v in histogram.items() if v} == {"1": 1, "2": 1}
+    assert list(histogram)[-2:] == ["129-256", ">256"]
+    index.insert(second, hashes_of(2), 0, 2)
+    pool.release(second)
+    assert pool.stats()["cache_only_blocks"] == 2
+    make_request(pool, 5)
+    assert pool.stats()["evicted_blocks"] == 2
+    assert pool.stats()["window_evictions"] == 1
+    with pytest.raises(RangeCapError):
+        pool.acquire(pool.new_ranges(), [0, 2, 4])
+    assert pool.stats()["cap_events"] == 1
+
+
 def test_threads_share_a_pool_under_the_gil():
     pool = KVAllocator(4096)
     index = PrefixIndex(pool)
@@ -657,27 +706,9 @@ class AllocatorModel(RuleBasedStateMachine):
         self.pool = KVAllocator(NUM_BLOCKS, max_ranges=max_ranges)
         self.refs = [0] * NUM_BLOCKS
         self.cached: set[int] = set()
-        self.lru: list[int] = []
 
     def is_free(self, block):
         return self.refs[block] == 0 and block not in self.cached
-
-    def add_ref(self, block):
-        if self.refs[block] == 0:
-            self.lru.remove(block)
-        self.refs[block] += 1
-
-    def drop_ref(self, block):
-        self.refs[block] -= 1
-        if self.refs[block] == 0 and block in self.cached:
-            self.lru.append(block)
-
-    def evict_for(self, count):
-        free = sum(map(self.is_free, range(NUM_BLOCKS)))
-        evicted = self.lru[: max(0, count - free)]
-        del self.lru[: len(evicted)]
-        self.cached.difference_update(evicted)
-        return evicted
 
     @rule(target=requests)
     def new_request(self):
@@ -695,11 +726,15 @@ class AllocatorModel(RuleBasedStateMachine):
             assert isinstance(error, RangeCapError) == enough
             assert not enough or self.max_ranges > 0
             return
-        assert self.pool.take_evicted() == self.evict_for(count)
         added = list(view)
         assert len(added) == count and list(request) == had + added
+        assert all(self.refs[block] == 0 for block in added)
+        # What was cached there is evicted, and nothing else.
+        evicted = self.pool.take_evicted()
+        assert len(evicted) == len(set(evicted))
+        assert set(evicted) == set(added) & self.cached
+        self.cached.difference_update(evicted)
         for block in added:
-            assert self.is_free(block)
             self.refs[block] = 1
 
     @rule(request=requests, blocks=st.lists(st.integers(0, NUM_BLOCKS - 1), max_size=3))
@@ -716,15 +751,15 @@ class AllocatorModel(RuleBasedStateMachine):
         else:
             assert list(request) == had + blocks
             for block in blocks:
-                self.add_ref(block)
+                self.refs[block] += 1
 
     @rule(request=consumes(requests))
     def release(self, request):
         blocks = list(request)
         self.pool.release(request)
         assert len(request) == 0
-        for block in reversed(blocks):
-            self.drop_ref(block)
+        for block in blocks:
+            self.refs[block] -= 1
 
     @rule(request=requests, data=st.data())
     def retain_and_release_blocks(self, request, data):
@@ -753,8 +788,6 @@ class AllocatorModel(RuleBasedStateMachine):
         if block in self.cached:
             self.pool.uncache(block)
             self.cached.remove(block)
-            if block in self.lru:
-                self.lru.remove(block)
         else:
             with pytest.raises(ValueError):
                 self.pool.uncache(block)
@@ -767,7 +800,8 @@ class AllocatorModel(RuleBasedStateMachine):
         assert [pool.ref_count(b) for b in blocks] == self.refs
         assert {b for b in blocks if pool.is_cached(b)} == self.cached
         assert pool.num_free_blocks == self.refs.count(0)
-        assert pool.num_cache_only_blocks == len(self.lru)
+        cache_only = sum(self.refs[block] == 0 for block in self.cached)
+        assert pool.num_cache_only_blocks == cache_only
         free = "".join(" x"[self.is_free(b)] for b in blocks).split()
         assert pool.num_extents == len(free)
         assert pool.largest_extent == max(map(len, free), default=0)

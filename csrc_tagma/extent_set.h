@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+
+// Disjoint stretches of blocks, found by their ends and by their length.
+
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "kv_ranges.h"
+
+namespace vllm::tagma {
+
+// A fixed number of zeros, one for each block. A page of them takes memory when
+// it is first written to.
+template <typename T>
+class BlockArray {
+ public:
+  explicit BlockArray(size_t size)
+      : data_(static_cast<T*>(std::calloc(size, sizeof(T)))) {
+    static_assert(std::is_trivial_v<T>);
+    if (data_ == nullptr) {
+      throw std::bad_alloc();
+    }
+  }
+
+  T& operator[](size_t i) { return data_.get()[i]; }
+  const T& operator[](size_t i) const { return data_.get()[i]; }
+
+ private:
+  struct Free {
+    void operator()(T* data) const { std::free(data); }
+  };
+  std::unique_ptr<T, Free> data_;
+};
+
+// A set of blocks that finds the member at or before a block, in O(log64).
+class BlockSet {
+ public:
+  explicit BlockSet(int32_t num_blocks) {
+    int32_t size = num_blocks;
+    do {
+      size = (size + 63) / 64;
+      levels_.emplace_back(size);
+    } while (size > 1);
+  }
+
+  bool contains(int32_t block) const {
+    return levels_[0][block / 64] >> (block % 64) & 1;
+  }
+
+  void insert(int32_t block) {
+    for (BlockArray<uint64_t>& level : levels_) {
+      uint64_t& word = level[block / 64];
+      const bool was_empty = word == 0;
+      word |= uint64_t{1} << (block % 64);
+      if (!was_empty) {
+        return;
+      }
+      block /= 64;
+    }
+  }
+
+  void erase(int32_t block) {
+    for (BlockArray<uint64_t>& level : levels_) {
+      uint64_t& word = level[block / 64];
+      word &= ~(uint64_t{1} << (block % 64));
+      if (word != 0) {
+        return;
+      }
+      block /= 64;
+    }
+  }
+
+  // The greatest member that is not greater than `block`, or kNoBlock.
+  int32_t at_or_before(int32_t block) const {
+    for (size_t i = 0; i < levels_.size(); ++i) {
+      const uint64_t up_to = ~uint64_t{0} >> (63 - block % 64);
+      if (const uint64_t word = levels_[i][block / 64] & up_to; word != 0) {
+        int32_t found = block / 64 * 64 + last_bit(word);
+        while (i-- > 0) {
+          found = found * 64 + last_bit(levels_[i][found]);
+        }
+        return found;
+      }
+      block = block / 64 - 1;
+      if (block < 0) {
+        return kNoBlock;
+      }
+    }
+    return kNoBlock;
+  }
+
+ private:
+  static int last_bit(uint64_t word) { return 63 - __builtin_clzll(word); }
+
+  std::vector<BlockArray<uint64_t>> levels_;
+};
+
+// Boundary tags: the length of a stretch at both of its ends, so that a
+// neighbour is found in O(1). Positive at the first block, negative at the last
+// one; a stretch of one block has just the positive one.
+class BoundaryTags {
+ public:
+  explicit BoundaryTags(int32_t num_blocks)
+      : num_blocks_(num_blocks), tags_(num_blocks) {}
+
+  // Length of the stretch that starts at `block`, or 0.
+  int32_t length_from(int32_t block) const {
+    return block < num_blocks_ ? std::max(tags_[block], 0) : 0;
+  }
+  // Length of the stretch that ends before `block`, or 0.
+  int32_t length_to(int32_t block) const {
+    const int32_t tag = block > 0 ? tags_[block - 1] : 0;
+    return tag == 1 ? 1 : std::max(-tag, 0);
+  }
+
+  void set(Range range) {
+    tags_[range.end() - 1] = -range.count;
+    tags_[range.start] = range.count;
+  }
+  void clear(Range range) { tags_[range.end() - 1] = tags_[range.start] = 0; }
+  int32_t tag(int32_t block) const { return tags_[block]; }
+
+ private:
+  int32_t num_blocks_;
+  BlockArray<int32_t> tags_;
+};
+
+// Extents are in lists by size class, with a bitmap over the classes, so that
+// the longest ones are found in O(1).
+class ExtentSet {
+ public:
+  // A position in the walk over the extents from the top size class down.
+  struct Cursor {
+    int size_class;
+    int32_t last;  // The extent's last block, or kNoBlock at the end.
+  };
+
+  explicit ExtentSet(int32_t num_blocks)
+      : tags_(num_blocks), prev_(num_blocks), next_(num_blocks) {
+    heads_.fill(kNoBlock);
+  }
+
+  int32_t num_extents() const { return num_extents_; }
+  int32_t num_blocks() const { return num_blocks_; }
+  int32_t length_from(int32_t block) const { return tags_.length_from(block); }
+  int32_t length_to(int32_t block) const { return tags_.length_to(block); }
+
+  void insert(Range extent) {
+    tags_.set(extent);
+    link(size_class_of(extent.count), extent.end() - 1);
+    ++num_extents_;
+    num_blocks_ += extent.count;
+  }
+
+  void remove(Range extent) {
+    tags_.clear(extent);
+    unlink(size_class_of(extent.count), extent.end() - 1);
+    --num_extents_;
+    num_blocks_ -= extent.count;
+  }
+
+  // Inserts `range` as one with the extents beside it. Returns the extent.
+  Range merge(Range range) {
+    if (const int32_t before = length_to(range.start); before > 0) {
+      range = {range.start - before, range.count + before};
+      remove({range.start, before});
+    }
+    if (const int32_t behind = length_from(range.end()); behind > 0) {
+      remove({range.end(), behind});
+      range.count += behind;
+    }
+    insert(range);
+    return range;
+  }
+
+  // Removes `part` of `extent`.
+  void cut(Range extent, Range part) {
+    if (part.start == extent.start && part.count < extent.count) {
+      cut_front(extent, part.count);
+      return;
+    }
+    remove(extent);
+    if (part.end() < extent.end()) {
+      insert({part.end(), extent.end() - part.end()});
+    }
+    if (part.start > extent.start) {
+      insert({extent.start, part.start - extent.start});
+    }
+  }
+
+  Cursor top() const {
+    return summary_ == 0 ? Cursor{0, kNoBlock}
+                         : first_at_or_below(kLevels * kSteps - 1);
+  }
+  Cursor after(Cursor at) const {
+    const int32_t next = next_[at.last];
+    return next != kNoBlock ? Cursor{at.size_class, next}
+                            : first_at_or_below(at.size_class - 1);
+  }
+  Range at(Cursor at) const {
+    const int32_t count = tags_.length_to(at.last + 1);
+    return {at.last + 1 - count, count};
+  }
+
+  // A longest extent, of length 0 if there is none. One look below
+  // kExactLengths; above, a scan of the top size class, whose lengths differ by
+  // less than 1/32.
+  Range longest() const {
+    Range longest{0, 0};
+    for (int32_t last = top().last; last != kNoBlock; last = next_[last]) {
+      const int32_t count = tags_.length_to(last + 1);
+      if (count > longest.count) {
+        longest = {last + 1 - count, count};
+      }
+      if (count == max_length(size_class_of(count))) {
+        break;
+      }
+    }
+    return longest;
+  }
+
+  // The greatest length in a size class.
+  static int32_t max_length(int size_class) {
+    const int shift = std::max(size_class / kSteps - 1, 0);
+    return ((size_class - shift * kSteps + 1) << shift) - 1;
+  }
+
+  // The first broken invariant of the tags, lists and bitmaps, or nothing.
+  std::string check(int32_t num_blocks) const;
+
+  // Calls `visit(extent)` for each, in the order of search.
+  template <typename Visit>
+  void for_each(Visit visit) const {
+    for (Cursor at = top(); at.last != kNoBlock; at = after(at)) {
+      visit(this->at(at));
+    }
+  }
+
+ private:
+  // Size classes as in TLSF: 32 linear steps per power of two. Lengths below
+  // 64 have a class of their own.
+  static constexpr int kStepBits = 5;
+  static constexpr int kSteps = 1 << kStepBits;
+  static constexpr int kLevels = 27 - kStepBits + 1;
+
+  static int log2_floor(uint32_t v) { return 31 - __builtin_clz(v); }
+
+  static int size_class_of(int32_t length) {
+    if (length < kSteps) {
+      return length;
+    }
+    const int shift = log2_floor(length) - kStepBits;
+    return (shift + 1) * kSteps + ((length >> shift) & (kSteps - 1));
+  }
+
+  Cursor first_at_or_below(int size_class) const {
+    if (size_class < 0) {
+      return {0, kNoBlock};
+    }
+    const int level = size_class / kSteps;
+    const uint32_t step_mask = UINT32_MAX >> (31 - size_class % kSteps);
+    if (const uint32_t steps = bitmap_[level] & step_mask; steps != 0) {
+      const int found = level * kSteps + log2_floor(steps);
+      return {found, heads_[found]};
+    }
+    const uint32_t levels = summary_ & ((uint32_t{1} << level) - 1);
+    if (levels == 0) {
+      return {0, kNoBlock};
+    }
+    const int lower = log2_floor(levels);
+    const int found = lower * kSteps + log2_floor(bitmap_[lower]);
+    return {found, heads_[found]};
+  }
+
+  // An extent's place in its list is kept at its last block, so that growth
+  // into its front, the most frequent operation, mostly leaves the lists alone.
+  void cut_front(Range extent, int32_t count) {
+    const Range rest{extent.start + count, extent.count - count};
+    tags_.clear(extent);
+    tags_.set(rest);
+    num_blocks_ -= count;
+    const int from = size_class_of(extent.count);
+    const int to = size_class_of(rest.count);
+    if (from != to) {
+      unlink(from, rest.end() - 1);
+      link(to, rest.end() - 1);
+    }
+  }
+
+  void link(int c, int32_t last) {
+    const int32_t head = heads_[c];
+    prev_[last] = kNoBlock;
+    next_[last] = head;
+    heads_[c] = last;
+    if (head != kNoBlock) {
+      prev_[head] = last;
+      return;
+    }
+    bitmap_[c / kSteps] |= uint32_t{1} << (c % kSteps);
+    summary_ |= uint32_t{1} << (c / kSteps);
+  }
+
+  void unlink(int c, int32_t last) {
+    const int32_t prev = prev_[last];
+    const int32_t next = next_[last];
+    if (next != kNoBlock) {
+      prev_[next] = prev;
+    }
+    if (prev != kNoBlock) {
+      next_[prev] = next;
+      return;
+    }
+    heads_[c] = next;
+    if (next == kNoBlock) {
+      bitmap_[c / kSteps] &= ~(uint32_t{1} << (c % kSteps));
+      if (bitmap_[c / kSteps] == 0) {
+        summary_ &= ~(uint32_t{1} << (c / kSteps));
+      }
+    }
+  }
+
+  BoundaryTags tags_;
+  // Links of the size-class lists, at an extent's last block.
+  BlockArray<int32_t> prev_;
+  BlockArray<int32_t> next_;
+  std::array<int32_t, kLevels * kSteps> heads_;  // By size class.
+  std::array<uint32_t, kLevels> bitmap_{};       // Non-empty size classes.
+  uint32_t summary_ = 0;                         // Non-zero words of bitmap_.
+  int32_t num_extents_ = 0;
+  int32_t num_blocks_ = 0;
+};
+
+inline std::string ExtentSet::check(int32_t num_blocks) const {
+  int32_t listed = 0;
+  int32_t blocks = 0;
+  for (int c = 0; c < kLevels * kSteps; ++c) {
+    const bool set = bitmap_[c / kSteps] >> (c % kSteps) & 1;
+    if (set != (heads_[c] != kNoBlock)) {
+      return "bitmap is wrong for size class " + std::to_string(c);
+    }
+    int32_t prev = kNoBlock;
+    for (int32_t e = heads_[c]; e != kNoBlock; prev = e, e = next_[e]) {
+      const int32_t count = length_to(e + 1);
+      if (count == 0 || length_from(e + 1 - count) != count ||
+          size_class_of(count) != c || prev_[e] != prev ||
+          ++listed > num_extents_) {
+        return "list of size class " + std::to_string(c) +
+               " is broken at block " + std::to_string(e);
+      }
+      blocks += count;
+    }
+  }
+  for (int level = 0; level < kLevels; ++level) {
+    if ((summary_ >> level & 1) != (bitmap_[level] != 0)) {
+      return "bitmap summary is wrong for level " + std::to_string(level);
+    }
+  }
+  if (listed != num_extents_ || blocks != num_blocks_) {
+    return "an extent is in no size class";
+  }
+  int32_t tags = 0;
+  for (int32_t b = 0; b < num_blocks; ++b) {
+    tags += tags_.tag(b) > 0;
+    tags -= tags_.tag(b) < 0 && length_from(b + 1 + tags_.tag(b)) == 0;
+  }
+  return tags == listed ? "" : "there is a boundary tag inside an extent";
+}
+
+}  // namespace vllm::tagma

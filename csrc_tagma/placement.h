@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+
+// Where a request's blocks go: the policy, apart from the allocator's
+// mechanism.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace vllm::tagma {
+
+// The cheapest window, with headroom for growth.
+//
+// A window costs what it evicts, each block by how recently it was used, and
+// the headroom that it takes from the request in front of it or lacks itself.
+// Windows are compared by their cost for each block, with a further range as
+// part of it; so a small cheap window can win over a large one that is dear.
+// Without cached blocks that leaves the extent with the most room.
+//
+// A request wants as much headroom as others grew before it, and once it has
+// outgrown that, half of what it grew by: its ranges get longer as it grows.
+class GrowthHeadroom {
+ public:
+  // Blocks that a request is first expected to grow by.
+  static constexpr float kInitial = 16;
+  // Headroom is at least this, and at most this part of the pool or, in a small
+  // pool, a fair share of its free blocks.
+  static constexpr int32_t kLeast = 4;
+  static constexpr int32_t kPoolShare = 64;
+  static constexpr int32_t kSmallPool = 1024;
+  // More blocks at once than this are a prompt's, not growth.
+  static constexpr int32_t kGrowthStep = 2;
+  // What a range more is worth, in blocks that were just used.
+  static constexpr float kRangeCost = 8;
+  // What the oldest block is worth, likewise.
+  static constexpr float kLeastBlockCost = 0.001f;
+  // What a block of headroom is worth, likewise.
+  static constexpr float kRoomCost = 0.05f;
+  // Most free extents looked at, from the top size class down: those at the top
+  // are often what a request is about to grow into.
+  static constexpr int kExtents = 256;
+  // Most segments looked around, from the oldest on, and most free extents.
+  static constexpr int kSeeds = 16;
+  static constexpr int kFreeSeeds = 4;
+  // Most pieces of a run looked at on each side.
+  static constexpr int kHops = 12;
+
+  explicit GrowthHeadroom(int32_t num_blocks)
+      : num_blocks_(num_blocks), limit_(num_blocks / kPoolShare) {}
+
+  // Headroom for a request that has grown by `grown` blocks, when `available`
+  // blocks are left to `requests` requests.
+  int32_t headroom(int32_t grown, int32_t available, int32_t requests) const {
+    const auto expected = static_cast<int32_t>(expected_);
+    const int32_t wanted = std::max({kLeast, expected - grown, grown / 2});
+    int32_t limit = limit_;
+    if (limit > 0 && num_blocks_ < kSmallPool) {
+      limit = std::max(limit, available / (requests + 1));
+    }
+    return std::min(wanted, limit);
+  }
+
+  // Learns from a request that ended: follows the value that a third of the
+  // requests grow beyond, which for usual lengths of output is near the mean
+  // but does not jump with the longest ones.
+  void observe(int32_t grown) {
+    const float step = expected_ / 64;
+    expected_ += static_cast<float>(grown) > expected_ ? 2 * step : -step;
+    expected_ = std::clamp(expected_, float{kLeast}, float{kSmallPool});
+  }
+  float expected() const { return expected_; }
+
+  // What it costs to evict a block whose recency is in [0, 1].
+  static float block_cost(float recency) {
+    return kLeastBlockCost + recency * recency;
+  }
+
+  // What `missing` blocks of headroom cost.
+  static float room_cost(int32_t missing) {
+    return kRoomCost * static_cast<float>(std::max(missing, 0));
+  }
+
+  // The figure by which windows are compared; the least wins.
+  static float score(float cost, int32_t count) {
+    return (cost + kRangeCost) / static_cast<float>(count);
+  }
+
+  // Where in a stretch of `length` blocks that all can be had: behind
+  // `reserved`, which is for the request in front of it, or, when there is not
+  // enough for both, slack shared in proportion with the `own` headroom.
+  static int32_t offset(int32_t length, int32_t count, int32_t reserved,
+                        int32_t own) {
+    const int64_t slack = length - count;
+    const int64_t wanted = int64_t{reserved} + std::max(own, 1);
+    return static_cast<int32_t>(slack >= wanted ? reserved
+                                                : slack * reserved / wanted);
+  }
+
+ private:
+  int32_t num_blocks_;
+  int32_t limit_;
+  float expected_ = kInitial;
+};
+
+}  // namespace vllm::tagma
