@@ -21,7 +21,7 @@ from tools.replay.experiment import (
     Worker,
     run_all,
 )
-from tools.replay.trace import Trace
+from tools.replay.trace import POOL_REQUESTS, Trace
 from tools.replay.workload import WORKLOADS
 from tools.source import Sdist
 from tools.tree import Tree
@@ -79,8 +79,8 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--requests", type=click.IntRange(1), help="Only the first requests of a trace."
 )
 @click.option(
-    "--pool-tokens", type=click.IntRange(1), default=4 << 20, show_default=True,
-    help="Size of the pool for a trace.",
+    "--pool-tokens", type=click.IntRange(1),
+    help=f"Size of the pool for a trace; room for {POOL_REQUESTS} requests by default.",
 )  # fmt: skip
 @click.option(
     "--jobs", type=click.IntRange(1), default=1, show_default=True,
@@ -106,7 +106,7 @@ def command(
     turnovers: int,
     seeds: int,
     requests: int | None,
-    pool_tokens: int,
+    pool_tokens: int | None,
     jobs: int,
     builds: tuple[str, ...],
     plots: bool,
@@ -130,7 +130,7 @@ def command(
     if traces:
         read = [Trace.read(path, requests) for path in traces]
         cases = [
-            Traced(trace, pool_tokens, size, share, policy)
+            Traced(trace, pool_tokens or trace.pool_tokens, size, share, policy)
             for trace in read
             for size in sizes
             for share in shares

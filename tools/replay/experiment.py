@@ -13,7 +13,14 @@ from tools.replay import tagma
 from tools.replay.extents import BestFit, Buddy, FirstFit
 from tools.replay.paged import ContiguousRuns, Paged
 from tools.replay.policy import Policy
-from tools.replay.simulator import Counts, Setting, Simulator, mean, percentile
+from tools.replay.simulator import (
+    Counts,
+    Setting,
+    Simulator,
+    mean,
+    percentile,
+    token_budget,
+)
 from tools.replay.trace import Replay, Trace
 from tools.replay.workload import Sessions, Workload, setting_for
 
@@ -137,13 +144,13 @@ class Traced:
                 f"and the pool only {self.pool_tokens}",
                 (f"Use --pool-tokens {self.trace.most_tokens} or more",),
             )
-        # A large pool is filled only if prompts are computed fast enough.
-        blocks = self.pool_tokens // self.block_size
+        prompt, output = self.trace.prompt_tokens, self.trace.output_tokens
+        concurrency = self.pool_tokens / (prompt + output)
         return Setting(
-            blocks,
+            self.pool_tokens // self.block_size,
             self.block_size,
             self.live_share,
-            token_budget=max(Setting.token_budget, self.pool_tokens // 128),
+            token_budget=token_budget(concurrency, prompt, output),
         )
 
     def source(self) -> Replay:

@@ -28,11 +28,11 @@ class Spread:
 
     def __str__(self) -> str:
         """Return the mean, and the range in brackets where there is one."""
+        values = (self.mean, self.least, self.most)
         digits = max(0, 3 - len(str(int(self.most))))
-        mean, least, most = (
-            f"{value:,.{digits}f}".removesuffix(".00")
-            for value in (self.mean, self.least, self.most)
-        )
+        if all(value == int(value) for value in values):
+            digits = 0
+        mean, least, most = (f"{value:,.{digits}f}" for value in values)
         return mean if least == most else f"{mean} ({least}-{most})"
 
 
@@ -76,8 +76,8 @@ def tables(comparisons: Sequence[Comparison]) -> Iterator[Table]:
         )
         made.add_column("policy", no_wrap=True)
         for name in (
-            "runs", "p50", "p99", "while live", "p99", "prefix hits", "of paged's",
-            "evicted", "over cap", "preempted", "admitted",
+            "live", "runs", "p50", "p99", "while live", "p99", "prefix hits",
+            "of paged's", "evicted", "over cap", "preempted", "admitted",
         ):  # fmt: skip
             made.add_column(name, justify="right", no_wrap=True)
         for policy in comparison.runs:
@@ -89,6 +89,7 @@ def _cells(comparison: Comparison, policy: str) -> Iterator[str]:
     def spread(measure: str) -> Spread:
         return comparison.spread(policy, measure)
 
+    yield f"{spread('live_share').mean:.0%}"
     yield str(spread("runs_mean"))
     yield f"{spread('runs_p50').mean:,.0f}"
     yield str(spread("runs_p99"))

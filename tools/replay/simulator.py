@@ -41,6 +41,20 @@ class Setting:
     max_requests: int = 1024
 
 
+def token_budget(concurrency: float, prompt_tokens: float, output_tokens: float) -> int:
+    """Return a token budget that does not hold up admissions.
+
+    As fast as requests end others come; their prompts must not take longer.
+
+    Args:
+        concurrency: Requests that run at once.
+        prompt_tokens: Mean length of their prompts.
+        output_tokens: Mean length of their outputs.
+    """
+    arriving = concurrency * prompt_tokens / output_tokens
+    return max(Setting.token_budget, int(2 * arriving))
+
+
 @dataclass
 class Counts:
     """What was measured.
@@ -145,7 +159,8 @@ class Simulator:
             calm &= self._prefill()
             if calm:
                 self._admit()
-            if self._step % self._SAMPLE_EVERY == 0:
+            # What the last requests leave empty says nothing about the load.
+            if self._step % self._SAMPLE_EVERY == 0 and not self._source.ended:
                 self._sample()
             self._step += 1
         self._counts.evicted_blocks = policy.num_evicted - evicted

@@ -12,6 +12,7 @@ from tools.errors import ToolError
 from tools.outcome import Outcome
 from tools.replay.request import Request
 
+POOL_REQUESTS = 340  # whose mean size makes the usual pool; Mooncake's is 4M tokens
 _HASH_TOKENS = 512  # what one of Mooncake's hash ids stands for
 _OUTPUT_BLOCKS = 1 << 32  # no output has more
 
@@ -38,6 +39,22 @@ class Trace:
     def most_tokens(self) -> int:
         """Tokens of the longest request."""
         return max(prompt + output for prompt, output, _ in self.records)
+
+    @cached_property
+    def prompt_tokens(self) -> float:
+        """Mean length of the prompts."""
+        return sum(prompt for prompt, _, _ in self.records) / len(self.records)
+
+    @cached_property
+    def output_tokens(self) -> float:
+        """Mean length of the outputs."""
+        return sum(output for _, output, _ in self.records) / len(self.records)
+
+    @property
+    def pool_tokens(self) -> int:
+        """Size of the usual pool: some prompts are found in it, and some are not."""
+        usual = int(POOL_REQUESTS * (self.prompt_tokens + self.output_tokens))
+        return max(usual, self.most_tokens)
 
     @classmethod
     def read(cls, path: Path, limit: int | None = None) -> "Trace":

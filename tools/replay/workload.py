@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from tools.replay.request import Request
-from tools.replay.simulator import Setting
+from tools.replay.simulator import Setting, token_budget
 
 _SESSION_BLOCKS = 1 << 32  # no session has more
 
@@ -201,16 +201,14 @@ def setting_for(
     ) / sum(turn.output_tokens for turn in turns)
     output_tokens = _mean(workload.output)
     steps = int(turnovers * output_tokens)
-    # Requests come as fast as others end; prompts must not take longer.
     prompt_tokens = sum(turn.prompt_tokens for turn in turns) / len(turns)
-    token_budget = int(2 * concurrency * prompt_tokens / output_tokens)
     return Setting(
         int(concurrency * (tokens / block_size + 0.5) / live_share),
         block_size,
         live_share,
         steps,
         steps // 3,
-        token_budget=max(Setting.token_budget, token_budget),
+        token_budget=token_budget(concurrency, prompt_tokens, output_tokens),
         max_requests=int(_MOST_CONCURRENCY * concurrency),
     )
 
