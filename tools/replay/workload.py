@@ -4,8 +4,8 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 
 from tools.replay.request import Request
@@ -115,7 +115,7 @@ class Sessions:
         self._asleep: list[tuple[int, int, _Session]] = []
         self._live: dict[int, _Session] = {}
         rng = random.Random(seed)
-        begun = list(_turns(workload, prefix_cache, rng))
+        begun = _turns(workload, prefix_cache, seed)
         # Longer turns are more often met in progress.
         met = rng.choices(
             begun,
@@ -193,7 +193,7 @@ def setting_for(
         turnovers: How often the running requests are replaced; a third of the
             time is warm-up.
     """
-    turns = list(_turns(workload, prefix_cache, random.Random(0)))
+    turns = _turns(workload, prefix_cache, seed=0)
     # Averaged over time, so turns count by the steps that they take.
     tokens = sum(
         turn.output_tokens * (turn.prompt_tokens + turn.output_tokens / 2)
@@ -221,18 +221,20 @@ class _Turn:
     turns: int  # of its session, from this one on
 
 
-def _turns(
-    workload: Workload, prefix_cache: bool, rng: random.Random
-) -> Iterator[_Turn]:
-    """Yield the turns of many sessions."""
+@lru_cache
+def _turns(workload: Workload, prefix_cache: bool, seed: int) -> tuple[_Turn, ...]:
+    """Return the turns of many sessions."""
+    rng = random.Random(seed)
+    turns = []
     for _ in range(_SAMPLES):
         session = _Session(0, _draw_turns(rng) if prefix_cache else 1, rng)
         while session.turns:
             prompt = session.history + _added(workload, session)
             output = workload.output.draw(rng)
-            yield _Turn(prompt, output, session.history, session.turns)
+            turns.append(_Turn(prompt, output, session.history, session.turns))
             session.history = prompt + output
             session.turns -= 1
+    return tuple(turns)
 
 
 def _draw_turns(rng: random.Random) -> int:
@@ -246,6 +248,7 @@ def _added(workload: Workload, session: _Session) -> int:
     )
 
 
+@lru_cache
 def _mean(length: LogNormal) -> float:
     rng = random.Random(0)
     return sum(length.draw(rng) for _ in range(_SAMPLES)) / _SAMPLES
