@@ -40,7 +40,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="Replay this trace instead: Mooncake's .jsonl or Azure's .csv.",
 )  # fmt: skip
 @click.option(
-    "--full", is_flag=True, help="Every live share and block size; takes an hour."
+    "--full", is_flag=True, help="Every live share and block size; takes minutes."
 )
 @click.option(
     "--policy", "policies", type=click.Choice([*BASELINES, _ENGINE]), multiple=True,
