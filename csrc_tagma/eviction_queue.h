@@ -60,15 +60,14 @@ class EvictionQueue {
     num_blocks_ += segment.count;
   }
 
-  // Removes blocks, all of which must be in segments. What is left behind them
-  // of a segment stays as old as it was, or becomes the oldest if `orphaned`:
-  // without its head it is of no use.
-  void remove(Range range, bool orphaned) {
+  // Removes blocks, all of which must be in segments. What is left of a segment
+  // stays as old as it was.
+  void remove(Range range) {
     num_blocks_ -= range.count;
     while (range.count > 0) {
       const Range segment = segment_of(range.start);
       const int32_t end = std::min(segment.end(), range.end());
-      remove_part(segment, {range.start, end - range.start}, orphaned);
+      remove_part(segment, {range.start, end - range.start});
       range = {end, range.end() - end};
     }
   }
@@ -108,7 +107,7 @@ class EvictionQueue {
     --num_segments_;
   }
 
-  void remove_part(Range segment, Range part, bool orphaned) {
+  void remove_part(Range segment, Range part) {
     const Range left{segment.start, part.start - segment.start};
     const Range right{part.end(), segment.end() - part.end()};
     const int64_t stamp = stamps_[segment.start];
@@ -120,13 +119,7 @@ class EvictionQueue {
     } else {
       drop(segment);
     }
-    if (right.count == 0) {
-      return;
-    }
-    if (orphaned) {
-      const int64_t oldest = head_ == kNoBlock ? stamp : stamps_[head_];
-      add(right, std::min(oldest, stamp), head_);
-    } else {
+    if (right.count > 0) {
       add(right, stamp, successor);
     }
   }

@@ -68,11 +68,14 @@ class KVAllocator {
         refs_(num_blocks),
         cached_(num_blocks),
         headroom_(num_blocks),
+        chain_next_(num_blocks),
+        chain_prev_(num_blocks),
         free_(num_blocks),
         mixed_(num_blocks),
         mixed_starts_(num_blocks),
         queue_(num_blocks) {
     evicted_.reserve(num_blocks);
+    orphans_.reserve(num_blocks);  // Never needs more.
     available_ = num_blocks;
     free_.insert({0, num_blocks});
   }
@@ -128,7 +131,7 @@ class KVAllocator {
     if (longest.count < n) {
       return {Status::kNoExtent, longest.count};
     }
-    reserve_evicted(n);
+    reserve_evicted();
     Window window;
     if (!find_window(n, 0, &window) || window.range.count < n) {
       window = window_at({longest.start, n}, longest.start);
@@ -166,7 +169,7 @@ class KVAllocator {
     if (behind < n && reach(end, n) < n) {
       return extend_by_windows(request, n, end - 1, appended);
     }
-    reserve_evicted(n);
+    reserve_evicted();
     if (appended != nullptr) {
       appended->append({end, n});  // May fail, so before anything changes.
     }
@@ -238,10 +241,15 @@ class KVAllocator {
     if (const Result checked = check_releasable(*blocks); !checked.ok()) {
       return checked;
     }
-    for (auto r = blocks->ranges_.rbegin(); r != blocks->ranges_.rend(); ++r) {
-      drop_refs(*r);
+    // Blocks of a request build on each other, those of any list need not.
+    const bool is_chain = blocks->bucket_ != RangeList::kNoBucket;
+    for (size_t i = blocks->num_ranges(); i-- > 0;) {
+      if (is_chain && i > 0) {
+        link_chain(blocks->ranges_[i - 1].end() - 1, blocks->ranges_[i].start);
+      }
+      drop_refs(blocks->ranges_[i]);
     }
-    if (blocks->bucket_ != RangeList::kNoBucket) {
+    if (is_chain) {
       placement_.observe(blocks->grown_);
       --stats_.ranges_per_request[blocks->bucket_];
       --stats_.requests;
@@ -334,7 +342,7 @@ class KVAllocator {
     });
     if (!result.ok()) {
       blocks.for_each(0, done, [&](int32_t b) {
-        cached_[b] = 0;
+        uncache_block(b);
         return true;
       });
     }
@@ -373,7 +381,7 @@ class KVAllocator {
     if (!is_cached(block)) {
       return {Status::kNotCached, block};
     }
-    cached_[block] = 0;
+    uncache_block(block);
     if (index_ != nullptr) {
       index_->erase(block);
     }
@@ -382,7 +390,7 @@ class KVAllocator {
     }
     const Range run = run_of(block);
     drop_run(run);
-    queue_.remove({block, 1}, /*orphaned=*/false);
+    queue_.remove({block, 1});
     free_blocks({block, 1});
     add_run(run);
     return {};
@@ -428,8 +436,9 @@ class KVAllocator {
     return max_ranges_ > 0 && ranges > static_cast<size_t>(max_ranges_);
   }
 
-  void reserve_evicted(int32_t count) {
-    if (queue_.num_blocks() > 0) {
+  // Makes sure that no eviction allocates memory.
+  void reserve_evicted() {
+    if (const int32_t count = queue_.num_blocks(); count > 0) {
       reserve_more(evicted_, count);
       if (index_ != nullptr) {
         index_->reserve_evicted(count);
@@ -548,9 +557,12 @@ class KVAllocator {
       add_run({range.end(), run.end() - range.end()});
     }
     hold(range);
+    evict_orphans();
   }
 
-  // Removes all that is free or cache-only in the range.
+  // Removes all that is free or cache-only in the range. A chain that is cut
+  // loses all that builds on the first block taken: that becomes free, and so
+  // the headroom of the request that took it.
   void clear_out(const Window& window) {
     const Range range = window.range;
     const size_t evicted = evicted_.size();
@@ -560,27 +572,73 @@ class KVAllocator {
       const int32_t cached = free > 0 ? 0 : queue_.length_from(b);
       next = b + std::max({free, cached, 1});
       const int32_t start = std::max(b, range.start);
-      const Range part{start, std::min(next, range.end()) - start};
       if (free > 0) {
-        free_.cut({b, free}, part);
+        free_.cut({b, free}, {start, std::min(next, range.end()) - start});
       } else if (cached > 0) {
-        evict(part);
+        evict({start, next - start});
       }
+    }
+    if (next > range.end() && evicted_.size() > evicted &&
+        free_.length_to(next) == 0) {
+      free_blocks({range.end(), next - range.end()});
     }
     stats_.window_evictions += evicted_.size() > evicted;
     stats_.evicted_blocks += evicted_.size() - evicted;
   }
 
-  // Evicts a part of one segment, its last block first.
+  // Evicts the end of a segment, the last block first, and notes the chains
+  // that go on from it.
   void evict(Range part) {
-    queue_.remove(part, /*orphaned=*/true);
+    queue_.remove(part);
     for (int32_t b = part.end(); b-- > part.start;) {
-      cached_[b] = 0;
+      if (const int32_t next = chain_after(b); next != kNoBlock) {
+        orphans_.push_back(next);
+      }
+      uncache_block(b);
       if (index_ != nullptr) {
         index_->evict(b);
       }
       evicted_.push_back(b);
     }
+  }
+
+  // Evicts the chains that evict() noted: without what they build on they can
+  // not be found.
+  void evict_orphans() {
+    while (!orphans_.empty()) {
+      const int32_t first = orphans_.back();
+      orphans_.pop_back();
+      if (!is_cached(first) || refs_[first] > 0) {
+        continue;
+      }
+      const Range segment = queue_.segment_of(first);
+      const Range rest{first, segment.end() - first};
+      const Range run = run_of(first);
+      drop_run(run);
+      stats_.evicted_blocks += rest.count;
+      evict(rest);
+      free_blocks(rest);
+      add_run(run);
+    }
+  }
+
+  void uncache_block(int32_t block) {
+    cached_[block] = 0;
+    chain_next_[block] = 0;
+    chain_prev_[block] = 0;
+  }
+
+  void link_chain(int32_t block, int32_t next) {
+    if (is_cached(block) && is_cached(next)) {
+      chain_next_[block] = next + 1;
+      chain_prev_[next] = block + 1;
+    }
+  }
+
+  // The block in another range that goes on from `block`, or kNoBlock.
+  int32_t chain_after(int32_t block) const {
+    const int32_t next = chain_next_[block] - 1;
+    return next >= 0 && chain_prev_[next] == block + 1 ? next : kNoBlock;
   }
 
   void hold(Range range) {
@@ -602,7 +660,7 @@ class KVAllocator {
     int32_t b = end;
     for (int hop = 0; hop < Placement::kHops && b - end < count; ++hop) {
       const Piece piece = piece_from(b);
-      cost += piece.cost();
+      cost += piece.cost(piece.range.count);
       if (piece.range.count == 0 || cost > Placement::kRangeCost) {
         break;
       }
@@ -659,7 +717,7 @@ class KVAllocator {
     if (appended != nullptr) {
       appended->reserve(std::min<size_t>(n, most + 1));
     }
-    reserve_evicted(n);
+    reserve_evicted();
 
     // Nothing below can fail.
     int32_t left = n;
@@ -746,8 +804,12 @@ class KVAllocator {
   struct Piece {
     Range range{0, 0};
     float block_cost = 0;
+    float chain_cost = 0;  // Of what goes on from its end elsewhere.
 
-    float cost() const { return block_cost * static_cast<float>(range.count); }
+    // What is lost if the last `count` blocks are taken.
+    float cost(int32_t count) const {
+      return block_cost * static_cast<float>(count) + chain_cost;
+    }
   };
 
   // The surroundings of a seed.
@@ -767,7 +829,7 @@ class KVAllocator {
 
   Piece piece_from(int32_t block) const {
     if (const int32_t n = free_.length_from(block); n > 0) {
-      return {{block, n}, 0};
+      return {{block, n}};
     }
     if (const int32_t n = queue_.length_from(block); n > 0) {
       return segment_piece({block, n});
@@ -777,7 +839,7 @@ class KVAllocator {
 
   Piece piece_to(int32_t block) const {
     if (const int32_t n = free_.length_to(block); n > 0) {
-      return {{block - n, n}, 0};
+      return {{block - n, n}};
     }
     if (const int32_t n = queue_.length_to(block); n > 0) {
       return segment_piece({block - n, n});
@@ -789,14 +851,29 @@ class KVAllocator {
     if (alignment_ > 1 && is_group_held(segment.start)) {
       return {};
     }
-    return {segment, Placement::block_cost(queue_.recency(segment.start))};
+    Piece piece{segment, cost_at(segment.start)};
+    int32_t next = chain_after(segment.end() - 1);
+    for (int i = 0; i < Placement::kChain && next != kNoBlock; ++i) {
+      if (!is_cached(next) || refs_[next] > 0) {
+        break;
+      }
+      const Range rest = queue_.segment_of(next);
+      piece.chain_cost +=
+          cost_at(rest.start) * static_cast<float>(rest.end() - next);
+      next = chain_after(rest.end() - 1);
+    }
+    return piece;
+  }
+
+  float cost_at(int32_t segment) const {
+    return Placement::block_cost(queue_.recency(segment));
   }
 
   // With an alignment, an idle block may lie next to a cached one in its group.
   Piece loose_piece(int32_t block) const {
     const bool loose =
         alignment_ > 1 && contains(block) && !is_group_held(block);
-    return loose ? Piece{{block, 1}, 0} : Piece{};
+    return loose ? Piece{{block, 1}} : Piece{};
   }
 
   // The best window for `count` blocks, or the best one for a part of them.
@@ -810,7 +887,7 @@ class KVAllocator {
     ExtentSet::Cursor at = free_.top();
     for (int i = 0; i < Placement::kFreeSeeds && at.last != kNoBlock;
          ++i, at = free_.after(at)) {
-      choose_around({free_.at(at), 0}, count, own, &choice);
+      choose_around({free_.at(at)}, count, own, &choice);
     }
     int32_t seed = queue_.oldest();
     for (int i = 0; i < Placement::kSeeds && seed != kNoBlock;
@@ -820,7 +897,7 @@ class KVAllocator {
         continue;
       }
       const int32_t evicted = std::min(piece.range.count, count);
-      const float least = piece.block_cost * static_cast<float>(evicted);
+      const float least = piece.cost(evicted) - piece.chain_cost;
       if (Placement::score(least, count) >= choice.score) {
         break;  // Later ones were used more recently.
       }
@@ -861,7 +938,8 @@ class KVAllocator {
         most_room = room;
         best = {{extent.start + align_down(offset), count},
                 extent.start,
-                Placement::room_cost(own - room)};
+                Placement::room_cost(std::min(offset, reserved), reserved) +
+                    Placement::room_cost(extent.count - count - offset, own)};
       }
     }
     if (best.range.count > 0) {
@@ -913,17 +991,15 @@ class KVAllocator {
     int num_before = 0;
     area->start = seed.range.start;
     const int32_t low = seed.range.end() - count - own;
-    bool starts_run = false;
     while (area->start > low && num_before < Placement::kHops) {
       const Piece piece = piece_to(area->start);
       if (piece.range.count == 0) {
-        starts_run = true;
         break;
       }
       before[num_before++] = piece;
       area->start = piece.range.start;
     }
-    if (starts_run) {
+    if (area->start == 0 || is_group_held(area->start - 1)) {
       area->reserved = reserved_before(area->start);
     }
     for (int i = num_before; i-- > 0;) {
@@ -931,25 +1007,25 @@ class KVAllocator {
     }
     area->pieces[area->num_pieces++] = seed;
     area->end = seed.range.end();
-    const int32_t high = seed.range.start + count + own;
+    const int32_t high =
+        std::max(seed.range.end(), seed.range.start + count) + own;
     for (int hop = 0; area->end < high && hop < Placement::kHops; ++hop) {
       const Piece piece = piece_from(area->end);
       if (piece.range.count == 0) {
-        area->ends_run = true;
         break;
       }
       area->pieces[area->num_pieces++] = piece;
       area->end = piece.range.end();
     }
+    area->ends_run = area->end == num_blocks_ || is_group_held(area->end);
   }
 
   void consider(const Area& area, Range range, int32_t own,
                 Choice* choice) const {
     Window window{range, 0, 0};
-    const int32_t taken = area.start + area.reserved - range.start;
-    window.cost = Placement::room_cost(std::min(taken, area.reserved));
+    window.cost = Placement::room_cost(range.start - area.start, area.reserved);
     if (area.ends_run) {
-      window.cost += Placement::room_cost(own - (area.end - range.end()));
+      window.cost += Placement::room_cost(area.end - range.end(), own);
     }
     for (int i = 0; i < area.num_pieces; ++i) {
       const Piece& piece = area.pieces[i];
@@ -968,9 +1044,8 @@ class KVAllocator {
           piece.range.end() - std::max(piece.range.start, range.start);
       const int32_t later =
           std::min(lost, range.end() + own - piece.range.start);
-      window.cost += piece.range.start < range.end()
-                         ? piece.block_cost * static_cast<float>(lost)
-                         : piece.block_cost * static_cast<float>(later) / 2;
+      window.cost += piece.range.start < range.end() ? piece.cost(lost)
+                                                     : piece.cost(later) / 2;
     }
     choose(window, choice);
   }
@@ -995,7 +1070,7 @@ class KVAllocator {
 
   // Gives cache-only blocks their first request reference.
   void hold_cached(Range range) {
-    queue_.remove(range, /*orphaned=*/false);
+    queue_.remove(range);
     if (alignment_ == 1) {
       leave_run(range);
     } else {
@@ -1144,6 +1219,10 @@ class KVAllocator {
   BlockArray<int32_t> refs_;      // Request references.
   BlockArray<uint8_t> cached_;    // Cache references.
   BlockArray<int32_t> headroom_;  // Wanted behind a request's last block.
+  // Of a chain that goes on elsewhere, from a cached block to the next one:
+  // that block's id plus one, or 0. A link counts if both ends agree.
+  BlockArray<int32_t> chain_next_;
+  BlockArray<int32_t> chain_prev_;
 
   ExtentSet free_;         // Free extents.
   ExtentSet mixed_;        // Runs that are not one free extent.
@@ -1152,6 +1231,7 @@ class KVAllocator {
 
   int32_t available_ = 0;  // Blocks in runs, see num_free_blocks().
   std::vector<int32_t> evicted_;
+  std::vector<int32_t> orphans_;  // Scratch of take().
   PrefixIndex* index_ = nullptr;
   KVStats stats_;  // What is counted as it happens.
 };

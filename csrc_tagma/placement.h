@@ -33,11 +33,13 @@ class GrowthHeadroom {
   // More blocks at once than this are a prompt's, not growth.
   static constexpr int32_t kGrowthStep = 2;
   // What a range more is worth, in blocks that were just used.
-  static constexpr float kRangeCost = 8;
+  static constexpr float kRangeCost = 128;
   // What the oldest block is worth, likewise.
   static constexpr float kLeastBlockCost = 0.001f;
-  // What a block of headroom is worth, likewise.
-  static constexpr float kRoomCost = 0.05f;
+  // What a range more in the future is worth, likewise.
+  static constexpr float kRoomCost = 4;
+  // With slack to spare, a request gets up to this many times its headroom.
+  static constexpr int32_t kSpread = 4;
   // Most free extents looked at, from the top size class down: those at the top
   // are often what a request is about to grow into.
   static constexpr int kExtents = 256;
@@ -46,6 +48,8 @@ class GrowthHeadroom {
   static constexpr int kFreeSeeds = 4;
   // Most pieces of a run looked at on each side.
   static constexpr int kHops = 12;
+  // Most further ranges of a chain counted.
+  static constexpr int kChain = 8;
 
   explicit GrowthHeadroom(int32_t num_blocks)
       : num_blocks_(num_blocks), limit_(num_blocks / kPoolShare) {}
@@ -77,9 +81,13 @@ class GrowthHeadroom {
     return kLeastBlockCost + recency * recency;
   }
 
-  // What `missing` blocks of headroom cost.
-  static float room_cost(int32_t missing) {
-    return kRoomCost * static_cast<float>(std::max(missing, 0));
+  // What it costs to have just `room` of the headroom `wanted`: about as many
+  // ranges as the growth then needs.
+  static float room_cost(int32_t room, int32_t wanted) {
+    room = std::max(room, 0);
+    return room >= wanted ? 0
+                          : kRoomCost * static_cast<float>(wanted - room) /
+                                static_cast<float>(room + 1);
   }
 
   // The figure by which windows are compared; the least wins.
@@ -87,15 +95,15 @@ class GrowthHeadroom {
     return (cost + kRangeCost) / static_cast<float>(count);
   }
 
-  // Where in a stretch of `length` blocks that all can be had: behind
-  // `reserved`, which is for the request in front of it, or, when there is not
-  // enough for both, slack shared in proportion with the `own` headroom.
+  // Where in a stretch of `length` blocks that all can be had: so that slack is
+  // shared between `reserved`, which is for the request in front of it, and the
+  // `own` headroom in proportion, up to kSpread times what is wanted.
   static int32_t offset(int32_t length, int32_t count, int32_t reserved,
                         int32_t own) {
     const int64_t slack = length - count;
     const int64_t wanted = int64_t{reserved} + std::max(own, 1);
-    return static_cast<int32_t>(slack >= wanted ? reserved
-                                                : slack * reserved / wanted);
+    return static_cast<int32_t>(
+        std::min(slack * reserved / wanted, int64_t{kSpread} * reserved));
   }
 
  private:

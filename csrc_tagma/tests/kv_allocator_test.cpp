@@ -101,6 +101,16 @@ class KVAllocatorTest : public testing::Test {
     release(blocks);
   }
 
+  // Makes `blocks` the cache-only chain of a request that ended. Something else
+  // holds them before.
+  void cache_chain(const std::vector<int32_t>& blocks) {
+    RangeList request;
+    ASSERT_TRUE(pool_.acquire(&request, list_of(blocks)).ok());
+    cache_only(blocks);
+    ASSERT_TRUE(pool_.release(&request).ok());
+    ASSERT_EQ(pool_.check_invariants(), "");
+  }
+
   RangeList extend(RangeList* request, int64_t count) {
     RangeList appended;
     const Result result = pool_.extend(request, count, &appended);
@@ -337,29 +347,59 @@ TEST(KVAllocator, AnEvictedWindowCutsAsLittleOfAChainAsItCan) {
     ASSERT_TRUE(pool.cache(blocks).ok());
     ASSERT_TRUE(pool.release(&blocks).ok());
   }
-  // The oldest chain is at 0, and its head stays cached.
+  // The oldest chain is at 0; its head stays cached, its end is headroom.
   RangeList request, view;
   ASSERT_TRUE(pool.extend(&request, 900, &view).ok());
-  EXPECT_EQ(request.ranges(), (Ranges{{100, 900}}));
+  const int32_t headroom = static_cast<int32_t>(GrowthHeadroom::kInitial);
+  EXPECT_EQ(request.ranges(), (Ranges{{100 - headroom, 900}}));
   EXPECT_EQ(pool.stats().window_evictions, 1);
-  EXPECT_EQ(pool.stats().evicted_blocks, 900);
+  EXPECT_EQ(pool.stats().evicted_blocks, 900 + headroom);
   EXPECT_EQ(pool.check_invariants(), "");
 }
 
-TEST(EvictionQueue, WhatIsLeftOfAChainWithoutItsHeadIsTheOldest) {
+TEST(EvictionQueue, WhatIsLeftOfASegmentStaysAsOldAsItWas) {
   EvictionQueue queue(64);
   queue.append({0, 10});
   queue.append({20, 10});
   queue.append({40, 10});
-  queue.remove({40, 4}, /*orphaned=*/true);
-  EXPECT_EQ(queue.oldest(), 44);
-  EXPECT_EQ(queue.length_from(44), 6);
-  // A hit that takes the head back leaves the rest as old as it was.
-  queue.remove({20, 4}, /*orphaned=*/false);
-  EXPECT_EQ(queue.oldest(), 44);
+  queue.remove({20, 4});  // The head.
+  queue.remove({3, 2});   // From the middle: the tail is the older part.
+  EXPECT_EQ(queue.oldest(), 5);
+  EXPECT_EQ(queue.after(5), 0);
   EXPECT_EQ(queue.after(0), 24);
-  EXPECT_EQ(queue.num_blocks(), 22);
+  EXPECT_EQ(queue.after(24), 40);
+  EXPECT_EQ(queue.length_from(0), 3);
+  EXPECT_EQ(queue.segment_of(27), (Range{24, 6}));
+  EXPECT_EQ(queue.num_blocks(), 24);
   EXPECT_EQ(queue.check(64), "");
+}
+
+TEST_F(KVAllocatorTest, AHeldPartOfAChainStaysCached) {
+  free_only({});
+  cache_chain({2, 3, 6, 7});
+  cache_only({10, 11});
+  // A request holds 6 and 7, so it is there that the chain is cut.
+  RangeList hit;
+  ASSERT_TRUE(pool_.acquire(&hit, list_of({6, 7})).ok());
+  RangeList request;
+  extend(&request, 2);
+  extend(&request, 2);
+  EXPECT_EQ(pool_.num_free_blocks(), 0);
+  EXPECT_TRUE(pool_.is_cached(6));
+  EXPECT_EQ(pool_.evicted().size(), 4u);
+}
+
+TEST_F(KVAllocatorTest, AChainIsFollowedThroughItsRanges) {
+  free_only({});
+  cache_chain({2, 3, 6, 7, 10, 11});
+  cache_chain({20, 21});
+  // In place, 2 and 3 are next to a request that ends at 1.
+  RangeList request = list_of({0, 1});
+  extend(&request, 1);
+  EXPECT_EQ(request.ranges(), (Ranges{{0, 3}}));
+  EXPECT_EQ(pool_.evicted().size(), 6u) << "all that built on block 2";
+  EXPECT_EQ(pool_.num_extents(), 3);
+  EXPECT_TRUE(pool_.is_cached(20));
 }
 
 TEST_F(KVAllocatorTest, NeverEvictsABlockThatARequestHolds) {
@@ -504,7 +544,8 @@ TEST(KVAllocator, PlacementLeavesHeadroomForAGrowingRequest) {
   RangeList first, second, view;
   ASSERT_TRUE(pool.extend(&first, 10, &view).ok());
   ASSERT_TRUE(pool.extend(&second, 10, &view).ok());
-  for (int i = 0; i < static_cast<int>(GrowthHeadroom::kInitial); ++i) {
+  const auto headroom = static_cast<int>(GrowthHeadroom::kInitial);
+  for (int i = 0; i < GrowthHeadroom::kSpread * headroom; ++i) {
     ASSERT_TRUE(pool.extend(&first, 1, &view).ok());
   }
   EXPECT_EQ(first.num_ranges(), 1u);
@@ -512,16 +553,12 @@ TEST(KVAllocator, PlacementLeavesHeadroomForAGrowingRequest) {
 }
 
 TEST(KVAllocator, HeadroomWidensAsARequestOutgrowsIt) {
-  KVAllocator pool(1 << 14, 1, 0);
-  RangeList first, second, third, view;
-  ASSERT_TRUE(pool.extend(&first, 10, &view).ok());
-  ASSERT_TRUE(pool.extend(&second, 10, &view).ok());
-  for (int i = 0; i < 100; ++i) {
-    ASSERT_TRUE(pool.extend(&first, 1, &view).ok());
-  }
-  ASSERT_EQ(first.num_ranges(), 2u);
-  ASSERT_TRUE(pool.extend(&third, 10, &view).ok());
-  EXPECT_EQ(third.ranges().front().start - first.ranges().back().end(), 50);
+  const GrowthHeadroom placement(1 << 14);
+  EXPECT_EQ(placement.headroom(0, 0, 1), 16);
+  EXPECT_EQ(placement.headroom(10, 0, 1), 6);
+  EXPECT_EQ(placement.headroom(16, 0, 1), 8);
+  EXPECT_EQ(placement.headroom(100, 0, 1), 50);
+  EXPECT_EQ(placement.headroom(10000, 0, 1), (1 << 14) / 64);
 }
 
 TEST(KVAllocator, HeadroomFollowsHowMuchRequestsGrow) {
@@ -641,9 +678,11 @@ TEST(KVAllocator, HeadroomIsLeftOnlyBehindARequestsLastBlock) {
   EXPECT_EQ(second.ranges().front().start, 10);
 }
 
-TEST(KVAllocator, PlacementSharesSlackThatIsTooSmallForBoth) {
-  EXPECT_EQ(GrowthHeadroom::offset(100, 10, 16, 16), 16);
+TEST(KVAllocator, PlacementSharesSlackInProportion) {
   EXPECT_EQ(GrowthHeadroom::offset(26, 10, 16, 16), 8);
+  EXPECT_EQ(GrowthHeadroom::offset(74, 10, 16, 16), 32);
+  EXPECT_EQ(GrowthHeadroom::offset(4096, 10, 16, 16),
+            16 * GrowthHeadroom::kSpread);
   EXPECT_EQ(GrowthHeadroom::offset(10, 10, 16, 16), 0);
   EXPECT_EQ(GrowthHeadroom::offset(100, 10, 0, 16), 0);
 }
@@ -847,23 +886,19 @@ class Differential : public testing::TestWithParam<Config> {
     }
   }
 
-  // Of the blocks that were given out, the cached ones are evicted, and nothing
-  // else is.
+  // Of the blocks that were given out, the cached ones are evicted, and perhaps
+  // what built on them.
   void take(const std::vector<int32_t>& blocks) {
-    std::vector<int32_t> cached;
-    for (const int32_t block : blocks) {
-      ASSERT_TRUE(model_.unheld(block)) << block;
-      model_.refs[block] = 1;
-      if (model_.cached[block]) {
-        cached.push_back(block);
-        model_.cached[block] = false;
-      }
-    }
     std::vector<int32_t> evicted = pool_.evicted();
     pool_.clear_evicted();
-    std::sort(evicted.begin(), evicted.end());
-    std::sort(cached.begin(), cached.end());
-    ASSERT_EQ(evicted, cached);
+    for (const int32_t block : evicted) {
+      ASSERT_TRUE(model_.unheld(block) && model_.cached[block]) << block;
+      model_.cached[block] = false;
+    }
+    for (const int32_t block : blocks) {
+      ASSERT_TRUE(model_.idle(block)) << block;
+      model_.refs[block] = 1;
+    }
   }
 
   void acquire() {

@@ -729,10 +729,11 @@ class AllocatorModel(RuleBasedStateMachine):
         added = list(view)
         assert len(added) == count and list(request) == had + added
         assert all(self.refs[block] == 0 for block in added)
-        # What was cached there is evicted, and nothing else.
+        # What was cached there is evicted, and perhaps what built on it.
         evicted = self.pool.take_evicted()
         assert len(evicted) == len(set(evicted))
-        assert set(evicted) == set(added) & self.cached
+        assert set(added) & self.cached <= set(evicted) <= self.cached
+        assert all(self.refs[block] == 0 for block in evicted)
         self.cached.difference_update(evicted)
         for block in added:
             self.refs[block] = 1
