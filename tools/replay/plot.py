@@ -35,7 +35,6 @@ def draw(comparisons: Sequence[Comparison], path: Path) -> None:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.margins(0.12, 0.12)
         engines = [name for name in comparison.runs if name not in BASELINES]
         if len(engines) > 1:
             curve = [_point(comparison, name) for name in engines]
@@ -43,9 +42,10 @@ def draw(comparisons: Sequence[Comparison], path: Path) -> None:
         for name in comparison.runs:
             marker = "o" if name in engines else "s"
             lines[name] = axes.plot(*_point(comparison, name), marker, alpha=0.8)[0]
-        axes.set_xlim(left=1)
-        axes.set_ylim(bottom=0)
-    figure.legend(lines.values(), lines, loc="outside lower center", ncols=6)
+        points = [_point(comparison, name) for name in comparison.runs]
+        axes.set_xlim(0.9, 1.5 * max(runs for runs, _ in points))
+        axes.set_ylim(0, 1.1 * max(hits for _, hits in points) or 1)
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=2 * columns)
     figure.savefig(path, dpi=150)
 
 
