@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <string>
@@ -41,6 +42,36 @@ class BlockArray {
     void operator()(T* data) const { std::free(data); }
   };
   std::unique_ptr<T, Free> data_;
+};
+
+// Loops over a counter for each block, four at a time: they are the price of a
+// long range, and compilers do not vectorise them at every level.
+class Counters {
+ public:
+  static void fill(int32_t* data, int32_t count, int32_t value) {
+    const Four four = {value, value, value, value};
+    for (; count >= 4; count -= 4, data += 4) {
+      std::memcpy(data, &four, sizeof(four));
+    }
+    std::fill_n(data, count, value);
+  }
+
+  static bool all_equal(const int32_t* data, int32_t count, int32_t value) {
+    const Four four = {value, value, value, value};
+    Four differ = {0, 0, 0, 0};
+    for (; count >= 4; count -= 4, data += 4) {
+      Four loaded;
+      std::memcpy(&loaded, data, sizeof(loaded));
+      differ |= loaded ^ four;
+    }
+    for (; count > 0; --count, ++data) {
+      differ[0] |= *data ^ value;
+    }
+    return (differ[0] | differ[1] | differ[2] | differ[3]) == 0;
+  }
+
+ private:
+  using Four = int32_t __attribute__((vector_size(16)));
 };
 
 // A set of blocks that finds the member at or before a block, in O(log64).

@@ -22,6 +22,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
@@ -642,7 +643,7 @@ class KVAllocator {
   }
 
   void hold(Range range) {
-    std::fill_n(&refs_[range.start], range.count, 1);
+    Counters::fill(&refs_[range.start], range.count, 1);
     available_ -= range.count;
     stats_.held_blocks += range.count;
   }
@@ -741,11 +742,16 @@ class KVAllocator {
       append(window_at({end, first}, end));
     }
     const int32_t headroom = wanted_headroom(growth(*request, n));
+    // Without cached blocks a window that does not hold all is a longest run.
+    bool may_choose = true;
     for (int chosen = 0; left > 0; ++chosen) {
       Window window;
-      const bool may_choose = chosen < kMaxChosen || queue_.num_blocks() == 0;
-      if (!may_choose || !find_window(left, headroom, &window) ||
-          (window.range.count < left && !fits(left, 2))) {
+      may_choose &= chosen < kMaxChosen || queue_.num_blocks() == 0;
+      bool found = may_choose && find_window(left, headroom, &window);
+      if (found && window.range.count < left && queue_.num_blocks() > 0) {
+        found = may_choose = fits(left, 2);
+      }
+      if (!found) {
         const Range run = longest_run();
         window = window_at({run.start, std::min(left, run.count)}, run.start);
       }
@@ -884,6 +890,13 @@ class KVAllocator {
     if (queue_.num_blocks() == 0 || (fits && window->cost == 0)) {
       return window->range.count > 0;
     }
+    if (const Piece oldest = piece_from(queue_.oldest());
+        oldest.range.count >= count) {
+      choose_around(oldest, count, own, &choice);
+      if (window->range.count == count && window->cost < Placement::kCheap) {
+        return true;
+      }
+    }
     ExtentSet::Cursor at = free_.top();
     for (int i = 0; i < Placement::kFreeSeeds && at.last != kNoBlock;
          ++i, at = free_.after(at)) {
@@ -898,8 +911,9 @@ class KVAllocator {
       }
       const int32_t evicted = std::min(piece.range.count, count);
       const float least = piece.cost(evicted) - piece.chain_cost;
-      if (Placement::score(least, count) >= choice.score) {
-        break;  // Later ones were used more recently.
+      if (Placement::score(least, count) >= choice.score ||
+          (window->range.count == count && window->cost < Placement::kCheap)) {
+        break;  // Later ones were used more recently, or it is good enough.
       }
       choose_around(piece, count, own, &choice);
     }
@@ -1081,7 +1095,7 @@ class KVAllocator {
         }
       }
     }
-    std::fill_n(&refs_[range.start], range.count, 1);
+    Counters::fill(&refs_[range.start], range.count, 1);
     stats_.held_blocks += range.count;
   }
 
@@ -1095,6 +1109,11 @@ class KVAllocator {
 
   // Drops a request reference of each block; all have one.
   void drop_refs(Range range) {
+    if (Counters::all_equal(&refs_[range.start], range.count, 1)) {
+      Counters::fill(&refs_[range.start], range.count, 0);
+      let_go(range);
+      return;
+    }
     for (int32_t b = range.start; b < range.end(); ++b) {
       --refs_[b];
     }
@@ -1115,17 +1134,15 @@ class KVAllocator {
   // Makes blocks that lost their last request reference free or cache-only.
   void let_go(Range range) {
     stats_.held_blocks -= range.count;
-    std::fill_n(&headroom_[range.start], range.count, 0);
+    Counters::fill(&headroom_[range.start], range.count, 0);
     const Range left = groups_left(range);
     const Range run = left.count > 0 ? join_runs(left) : left;
     available_ += left.count;
     int32_t b = range.end();
     while (b > range.start) {
-      const int32_t end = b--;
+      const int32_t end = b;
       const uint8_t cached = cached_[end - 1];
-      while (b > range.start && cached_[b - 1] == cached) {
-        --b;
-      }
+      b = stretch_start(range.start, end, cached);
       if (cached != 0) {
         append_segments({b, end - b});
       } else {
@@ -1133,6 +1150,17 @@ class KVAllocator {
       }
     }
     add_run(run);
+  }
+
+  // The least block from which on to `end` all are cached, or all are not.
+  int32_t stretch_start(int32_t start, int32_t end, uint8_t cached) const {
+    if (std::memchr(&cached_[start], 1 - cached, end - start) == nullptr) {
+      return start;
+    }
+    while (cached_[end - 1] == cached) {
+      --end;
+    }
+    return end;
   }
 
   // The groups that no request holds any more, now that it does not `range`.
@@ -1179,25 +1207,28 @@ class KVAllocator {
       return checked;
     }
     const int32_t trial = blocks.num_ranges() > 1 ? 1 : 0;
-    int64_t dropped = 0;
-    int32_t lacking = kNoBlock;
-    blocks.for_each(0, blocks.num_blocks(), [&](int32_t b) {
-      if (refs_[b] == 0) {
-        lacking = b;
-        return false;
+    const Range* lacking = nullptr;
+    int32_t b = 0;  // The first block without a reference, of that range.
+    const Range* range = blocks.ranges_.data();
+    const Range* const end = range + blocks.num_ranges();
+    for (; range != end && lacking == nullptr; ++range) {
+      if (trial == 0 &&
+          Counters::all_equal(&refs_[range->start], range->count, 1)) {
+        continue;
       }
-      refs_[b] -= trial;
-      ++dropped;
-      return true;
-    });
-    if (trial > 0) {
-      blocks.for_each(0, dropped, [&](int32_t b) {
-        ++refs_[b];
-        return true;
-      });
+      for (b = range->start; b < range->end() && refs_[b] > 0; ++b) {
+        refs_[b] -= trial;
+      }
+      lacking = b < range->end() ? range : nullptr;
     }
-    if (lacking != kNoBlock) {
-      return {Status::kBlockNotHeld, lacking};
+    while (trial > 0 && range-- != blocks.ranges_.data()) {
+      const int32_t stop = range == lacking ? b : range->end();
+      for (int32_t i = range->start; i < stop; ++i) {
+        ++refs_[i];
+      }
+    }
+    if (lacking != nullptr) {
+      return {Status::kBlockNotHeld, b};
     }
     return {};
   }

@@ -40,6 +40,8 @@ class GrowthHeadroom {
   static constexpr float kRoomCost = 4;
   // With slack to spare, a request gets up to this many times its headroom.
   static constexpr int32_t kSpread = 4;
+  // A window that costs less is not improved on any more.
+  static constexpr float kCheap = 1;
   // Most free extents looked at, from the top size class down: those at the top
   // are often what a request is about to grow into.
   static constexpr int kExtents = 256;
