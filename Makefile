@@ -9,7 +9,8 @@ SECONDS ?= 60
 TOOLS := build/tools/bin/python -m tools
 READY := build/tools/ready
 
-.PHONY: serve test apply build develop demo bench-engine fuzz export lock lint clean
+.PHONY: serve test apply build develop demo bench-engine fuzz replay export lock lint
+.PHONY: clean
 .DEFAULT_GOAL := serve
 
 serve: $(READY) ## all of the below where needed, then a server with the tagma backend
@@ -35,6 +36,9 @@ bench-engine: $(READY) ## the C++ engine beside an allocator on std::map
 
 fuzz: $(READY) ## the C++ engine under libFuzzer for SECONDS
 	$(TOOLS) fuzz --seconds $(SECONDS)
+
+replay: $(READY) ## placement policies on small seeded workloads
+	$(TOOLS) replay
 
 export: $(READY) ## the tree's commits back to patches/
 	$(TOOLS) export

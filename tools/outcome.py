@@ -34,6 +34,7 @@ class Outcome(Enum):
     BAD_PLACE = "bad-place"
     BAD_WHEEL = "bad-wheel"
     BAD_LOCK = "bad-lock"
+    BAD_TRACE = "bad-trace"
 
     @property
     def exit_code(self) -> int:

@@ -1,0 +1,1 @@
+"""Placement policies for KV blocks, compared on the same requests."""

@@ -1,0 +1,295 @@
+"""Classic placement in free extents: first fit, best fit and buddy.
+
+All evict least recently used blocks until enough are free, and grow in place where
+they can. When no extent fits, the largest ones are taken.
+"""
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from tools.replay.policy import HashIndex, Hit, ranges_of
+
+
+class RangeList:
+    """The blocks of a request as ranges, and all hashes it will have.
+
+    `room` are the blocks behind the last range that are set aside for growth.
+    """
+
+    def __init__(self, blocks: list[int], hashes: Sequence[int]) -> None:
+        self.ranges = list(ranges_of(blocks))
+        self.num_blocks = len(blocks)
+        self.hashes = hashes
+        self.room = 0
+
+    @property
+    def num_runs(self) -> int:
+        """How many ranges there are; adjacent ones are merged."""
+        return len(self.ranges)
+
+    @property
+    def end(self) -> int:
+        """The block behind the last one; -1 for no blocks."""
+        return sum(self.ranges[-1]) if self.ranges else -1
+
+    def append(self, start: int, count: int) -> None:
+        """Append blocks."""
+        self.num_blocks += count
+        if start == self.end:
+            start, last = self.ranges.pop()
+            count += last
+        self.ranges.append((start, count))
+
+    def blocks_from(self, index: int) -> list[int]:
+        """Return the blocks from an index on."""
+        left = self.num_blocks - index
+        found: list[int] = []
+        for start, count in reversed(self.ranges):
+            if left <= 0:
+                break
+            taken = min(left, count)
+            found += range(start + count - 1, start + count - taken - 1, -1)
+            left -= taken
+        found.reverse()
+        return found
+
+
+class ExtentPolicy(ABC):
+    """References, prefix cache and its eviction; where blocks go is left open."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._refs = [0] * num_blocks
+        self._index = HashIndex()
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._num_empty = 0
+        self.num_evicted = 0
+        self._put(0, num_blocks)
+
+    @abstractmethod
+    def _insert(self, start: int, count: int) -> None:
+        """Take in free blocks."""
+
+    @abstractmethod
+    def _place(self, held: RangeList, count: int) -> list[tuple[int, int]]:
+        """Take `count` blocks, which are there, and return them in order."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no request holds or has set aside."""
+        return self._num_empty + len(self._cached)
+
+    def look_up(self, hashes: Sequence[int], limit: int) -> Hit:
+        """Find the longest cached prefix."""
+        blocks = self._index.match(hashes[:limit])
+        unheld = sum(1 for block in blocks if self._refs[block] == 0)
+        return Hit(len(blocks), unheld, RangeList(blocks, hashes))
+
+    def admit(self, hit: Hit) -> RangeList:
+        """Hold the prefix."""
+        held: RangeList = hit.state
+        for block in held.blocks_from(0):
+            if self._refs[block] == 0:
+                del self._cached[block]
+            self._refs[block] += 1
+        return held
+
+    def grow(self, held: RangeList, count: int) -> bool:
+        """Append new blocks."""
+        inside = min(count, held.room)
+        outside = count - inside
+        if outside > self.num_free:
+            return False
+        if inside:
+            held.room -= inside
+            self._hold(held, held.end, inside)
+        if outside:
+            self._evict(outside - self._num_empty)
+            for start, length in self._place(held, outside):
+                self._hold(held, start, length)
+        return True
+
+    def cache(self, held: RangeList, start: int, stop: int) -> None:
+        """Make blocks known by their hashes."""
+        blocks = held.blocks_from(start)
+        for block, key in zip(blocks, held.hashes[start:stop], strict=False):
+            self._index.insert(block, key)
+
+    def release(self, held: RangeList) -> None:
+        """Give the blocks back, the last one first."""
+        if held.room:
+            self._put(held.end, held.room)
+        for start, count in reversed(held.ranges):
+            end = start + count  # of the free blocks that end here
+            for block in range(start + count - 1, start - 1, -1):
+                self._refs[block] -= 1
+                if self._refs[block] == 0 and block not in self._index:
+                    continue
+                if self._refs[block] == 0:
+                    self._cached[block] = None
+                self._put(block + 1, end - block - 1)
+                end = block
+            self._put(start, end - start)
+        held.ranges.clear()
+        held.room = held.num_blocks = 0
+
+    def _hold(self, held: RangeList, start: int, count: int) -> None:
+        self._refs[start : start + count] = [1] * count
+        held.append(start, count)
+
+    def _evict(self, count: int) -> None:
+        for _ in range(count):
+            block, _ = self._cached.popitem(last=False)
+            self._index.remove(block)
+            self._put(block, 1)
+            self.num_evicted += 1
+
+    def _put(self, start: int, count: int) -> None:
+        if count:
+            self._num_empty += count
+            self._insert(start, count)
+
+
+class FitPolicy(ExtentPolicy):
+    """Free extents, always merged with their neighbours, in a sorted list."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._lengths: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
+        self._sorted: list[tuple[int, int]] = []
+        super().__init__(num_blocks)
+
+    @staticmethod
+    @abstractmethod
+    def _key(start: int, length: int) -> tuple[int, int]:
+        """Return where in the list an extent belongs."""
+
+    @abstractmethod
+    def _fitting(self, count: int) -> int | None:
+        """Return the start of the extent to use; None: none is long enough."""
+
+    def _insert(self, start: int, count: int) -> None:
+        end = start + count
+        if end in self._lengths:
+            end += self._drop(end)
+        if start in self._starts:
+            start -= self._drop(self._starts[start])
+        self._add(start, end - start)
+
+    def _place(self, held: RangeList, count: int) -> list[tuple[int, int]]:
+        placed = []
+        start: int | None = held.end if held.end in self._lengths else None
+        while count:
+            if start is None:
+                start = self._fitting(count)
+            if start is None:
+                start = max(self._lengths, key=self._lengths.__getitem__)
+            length = self._drop(start)
+            taken = min(count, length)
+            if taken < length:
+                self._add(start + taken, length - taken)
+            self._num_empty -= taken
+            placed.append((start, taken))
+            count -= taken
+            start = None
+        return placed
+
+    def _add(self, start: int, length: int) -> None:
+        self._lengths[start] = length
+        self._starts[start + length] = start
+        insort(self._sorted, self._key(start, length))
+
+    def _drop(self, start: int) -> int:
+        """Remove an extent and return its length."""
+        length = self._lengths.pop(start)
+        del self._starts[start + length]
+        del self._sorted[bisect_left(self._sorted, self._key(start, length))]
+        return length
+
+
+class FirstFit(FitPolicy):
+    """The extent with the lowest address."""
+
+    @staticmethod
+    def _key(start: int, length: int) -> tuple[int, int]:
+        return start, length
+
+    def _fitting(self, count: int) -> int | None:
+        return next((start for start, n in self._sorted if n >= count), None)
+
+
+class BestFit(FitPolicy):
+    """The shortest extent, and of equals the one with the lowest address."""
+
+    @staticmethod
+    def _key(start: int, length: int) -> tuple[int, int]:
+        return length, start
+
+    def _fitting(self, count: int) -> int | None:
+        index = bisect_left(self._sorted, (count, 0))
+        return self._sorted[index][1] if index < len(self._sorted) else None
+
+
+class Buddy(ExtentPolicy):
+    """The binary buddy system.
+
+    A request gets chunks of a power of two: the first as large as what it asks
+    for, later ones up to four times that, but at most as large as all it has. The
+    rest of a chunk is set aside for its growth until it ends. Freed blocks merge
+    with their buddies one by one, since cached ones stay behind.
+    """
+
+    _GROWTH = 4
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._chunks: list[dict[int, None]] = [
+            {} for _ in range(num_blocks.bit_length())
+        ]
+        super().__init__(num_blocks)
+
+    def _insert(self, start: int, count: int) -> None:
+        end = start + count
+        while start < end:
+            order = (end - start).bit_length() - 1
+            if start:
+                order = min(order, (start & -start).bit_length() - 1)
+            self._merge(start, order)
+            start += 1 << order
+
+    def _merge(self, start: int, order: int) -> None:
+        while order + 1 < len(self._chunks):
+            buddy = start ^ (1 << order)
+            if buddy not in self._chunks[order]:
+                break
+            del self._chunks[order][buddy]
+            start = min(start, buddy)
+            order += 1
+        self._chunks[order][start] = None
+
+    def _place(self, held: RangeList, count: int) -> list[tuple[int, int]]:
+        placed = []
+        while count:
+            wanted = count
+            if held.num_blocks:
+                wanted = max(count, min(held.num_blocks, self._GROWTH * count))
+            start, length = self._split((wanted - 1).bit_length())
+            self._num_empty -= length
+            taken = min(count, length)
+            placed.append((start, taken))
+            held.room = length - taken
+            count -= taken
+        return placed
+
+    def _split(self, order: int) -> tuple[int, int]:
+        """Take a chunk of the order, or of the largest one there is below."""
+        orders = range(len(self._chunks))
+        found = next((o for o in orders[order:] if self._chunks[o]), None)
+        if found is None:
+            order = next(o for o in reversed(orders[:order]) if self._chunks[o])
+            found = order
+        start, _ = self._chunks[found].popitem()
+        for smaller in range(found - 1, order - 1, -1):
+            self._chunks[smaller][start + (1 << smaller)] = None
+        return start, 1 << order
