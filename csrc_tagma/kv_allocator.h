@@ -167,7 +167,8 @@ class KVAllocator {
     }
     const int32_t end = request->ranges_.back().end();
     const int32_t behind = free_.length_from(end);
-    if (behind < n && reach(end, n) < n) {
+    if (behind < n && (has_room(n, wanted_headroom(growth(*request, n))) ||
+                       reach(end, n) < n)) {
       return extend_by_windows(request, n, end - 1, appended);
     }
     reserve_evicted();
@@ -882,12 +883,22 @@ class KVAllocator {
     return loose ? Piece{{block, 1}} : Piece{};
   }
 
+  // Whether nothing cached need be lost for `count` blocks: a free extent holds
+  // them with their headroom, and most idle blocks are free. In a pool that the
+  // cache has filled, a growing request would else spill from one small extent
+  // to the next: 8 times the ranges on long outputs.
+  bool has_room(int32_t count, int32_t headroom) const {
+    return free_.num_blocks() > available_ / 2 &&
+           free_.longest().count >= count + headroom;
+  }
+
   // The best window for `count` blocks, or the best one for a part of them.
   // Returns false if there is none at all.
   bool find_window(int32_t count, int32_t own, Window* window) const {
     Choice choice{window, std::numeric_limits<float>::infinity()};
     const bool fits = choose_extent(count, own, &choice);
-    if (queue_.num_blocks() == 0 || (fits && window->cost == 0)) {
+    if (queue_.num_blocks() == 0 ||
+        (fits && (window->cost == 0 || has_room(count, own)))) {
       return window->range.count > 0;
     }
     if (const Piece oldest = piece_from(queue_.oldest());
