@@ -98,8 +98,12 @@ class Fuzzer:
         seeds = project.root / "csrc_tagma" / "fuzz" / "corpus"
         return cls(folder / _TARGET, seeds, found, project.build / "logs" / "fuzz.log")
 
-    def run(self, seconds: int) -> Fuzzed:
+    def run(self, seconds: int, seed: int = 0) -> Fuzzed:
         """Fuzz for some time, beginning with both corpora.
+
+        Args:
+            seconds: How long.
+            seed: Of the random inputs; 0: another one each time.
 
         Raises:
             ToolError: The target stopped for another reason than a finding.
@@ -120,6 +124,7 @@ class Fuzzer:
                         self.found,
                         self.seeds,
                         f"-max_total_time={seconds}",
+                        f"-seed={seed}",
                         f"-max_len={_MAX_BYTES}",
                         f"-artifact_prefix={self.found.parent}/",
                         "-print_final_stats=1",

@@ -17,13 +17,22 @@ from tools.outcome import Outcome, Report
     help="How long to run.",
 )
 @click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Of the random inputs; 0 takes another one each time.",
+)
+@click.option(
     "--save",
     is_flag=True,
     help="Then make the committed corpus a small one that reaches as much.",
 )
 @json_option
 @click.pass_context
-def command(ctx: click.Context, seconds: int, save: bool, as_json: bool) -> None:
+def command(
+    ctx: click.Context, seconds: int, seed: int, save: bool, as_json: bool
+) -> None:
     """Feed the engine random operations, and check each against a model.
 
     Begins with csrc_tagma/fuzz/corpus and what earlier runs found here. Exit code
@@ -36,7 +45,7 @@ def command(ctx: click.Context, seconds: int, save: bool, as_json: bool) -> None
     # Not while it runs: that can take long, and changes nothing others use.
     with project.lock():
         fuzzer = Fuzzer.build(project)
-    fuzzed = fuzzer.run(seconds)
+    fuzzed = fuzzer.run(seconds, seed)
     if save and not fuzzed.crash:
         console.note(f"{fuzzer.save()} inputs are in {fuzzer.seeds}")
     report = _report(fuzzer, fuzzed)
