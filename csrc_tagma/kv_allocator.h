@@ -886,7 +886,7 @@ class KVAllocator {
   // Whether nothing cached need be lost for `count` blocks: a free extent holds
   // them with their headroom, and most idle blocks are free. In a pool that the
   // cache has filled, a growing request would else spill from one small extent
-  // to the next: 8 times the ranges on long outputs.
+  // to the next.
   bool has_room(int32_t count, int32_t headroom) const {
     return free_.num_blocks() > available_ / 2 &&
            free_.longest().count >= count + headroom;

@@ -150,7 +150,7 @@ class TagmaBlockPool(BlockPool):
 
     def num_evictable(self, blocks: Sequence[KVCacheBlock]) -> int:
         """Return how many of the cached `blocks` no request holds."""
-        return list(map(self.allocator.ref_count, block_ids_of(blocks))).count(0)
+        return self.allocator.count_unreferenced(block_ids_of(blocks))
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         if num_blocks > self.get_num_free_blocks():
