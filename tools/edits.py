@@ -37,10 +37,7 @@ class Snapshot:
 
     def paths_unlike(self, repository: Repository, commit: str) -> set[str]:
         """Return the paths in which the snapshot differs from a commit."""
-        done = repository.git(
-            "diff-tree", "-r", "-z", "--no-renames", "--name-only", commit, self.commit
-        )
-        return set(done.text.split("\0")) - {""}
+        return repository.paths_between(commit, self.commit)
 
     def keep(self, project: Project, base: str) -> Path:
         """Keep the snapshot, as a reference and as a patch against `base`.

@@ -1,7 +1,8 @@
 """The one wrapper around git: a named repository, and nobody's configuration."""
 
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -141,6 +142,44 @@ class Repository:
     def tree_of(self, revision: str) -> str:
         """Return the id of the revision's tree."""
         return self.git("rev-parse", "--verify", f"{revision}^{{tree}}").text
+
+    def paths_between(self, old: str, new: str, *, added: bool = False) -> set[str]:
+        """Return the paths in which two trees differ.
+
+        Args:
+            old: A commit or tree.
+            new: Another one.
+            added: Only those that `old` lacks.
+        """
+        only = ["--diff-filter=A"] if added else []
+        done = self.git(
+            *("diff-tree", "-r", "-z", "--no-renames", "--name-only"),
+            *(*only, old, new),
+        )
+        return set(done.text.split("\0")) - {""}
+
+    def tree_with(self, tree: str, source: str, paths: Iterable[str]) -> str:
+        """Return a tree whose files at some paths are as in another tree.
+
+        Args:
+            tree: The tree to begin with.
+            source: Where the files come from; what it lacks is removed.
+            paths: The files.
+        """
+        wanted = sorted(paths)
+        if not wanted:
+            return self.tree_of(tree)
+        there = self.git("ls-tree", "-r", "-z", source, "--", *wanted).text
+        gone = "".join(f"0 {'0' * 40}\t{path}\0" for path in wanted)
+        with tempfile.TemporaryDirectory(dir=self.git_dir) as scratch:
+            index = Path(scratch) / "index"
+            self.git("read-tree", tree, index=index)
+            self.git(
+                *("update-index", "-z", "--index-info"),
+                stdin=(gone + there).encode("utf-8", "surrogateescape"),
+                index=index,
+            )
+            return self.git("write-tree", index=index).text
 
     def changed_paths(self) -> list[str]:
         """Paths that differ from HEAD, untracked ones included, ignored ones not."""

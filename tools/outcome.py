@@ -21,6 +21,7 @@ class Outcome(Enum):
     COMMAND_FAILED = "command-failed"
     SYSTEM = "system"
     DIFFERENT = "different"
+    CONFLICT = "conflict"
     USAGE = "usage"
     # The input is broken.
     BAD_PIN = "bad-pin"
@@ -56,6 +57,7 @@ _USER_MUST_ACT = frozenset(
         Outcome.COMMAND_FAILED,
         Outcome.SYSTEM,
         Outcome.DIFFERENT,
+        Outcome.CONFLICT,
     }
 )
 

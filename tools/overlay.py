@@ -40,6 +40,23 @@ def files(root: Path) -> Iterator[OverlayFile]:
                 yield OverlayFile(path, f"{target}/{inside.as_posix()}")
 
 
+def source_of(target: str) -> str | None:
+    """Return where a file of the tree would be an overlay, by its place alone.
+
+    >>> source_of("csrc/tagma/new.h"), source_of("csrc/new.h")
+    ('csrc_tagma/new.h', None)
+    """
+    for folder, laid in FOLDERS.items():
+        if target.startswith(f"{laid}/"):
+            return folder + target.removeprefix(laid)
+    return None
+
+
+def is_litter(path: str) -> bool:
+    """Whether a path is what tools leave behind, which is never an overlay."""
+    return any(map(_is_litter, path.split("/")))
+
+
 def _is_litter(name: str) -> bool:
     """Whether a file or folder is what tools leave behind: caches, editor files."""
     return name.startswith(".") or name == "__pycache__" or name.endswith("~")

@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 
 from unidiff.constants import LINE_TYPE_NO_NEWLINE
@@ -25,6 +25,10 @@ FIELDS = (
 )
 _REQUIRED = ("From", "Subject", *FIELDS)
 _DIFF = re.compile(rb"^diff --git ", re.MULTILINE)
+# No line of a file's text begins so: those have a sign before them.
+_BLOB_IDS = re.compile(rb"^index [0-9a-f]+\.\.[0-9a-f]+", re.MULTILINE)
+_SECTION = re.compile(rb"^(@@ [-+,0-9 ]+ @@).*", re.MULTILINE)
+_DIFF_LINE = re.compile(rb"^diff --git (.*)$", re.MULTILINE)
 _FIELD = re.compile(r"([A-Z][A-Za-z-]*): (.+)")
 # git drops such characters from the ends of a name.
 _AUTHOR = re.compile(r"[^\s.,:;<>\"'\\](?:[^<>]*[^\s.,:;<>\"'\\])? <[^<>\s]+>")
@@ -90,13 +94,17 @@ class Patch:
         description = text.removesuffix("---\n").strip("\n")
         return cls(name, fields, description, data[found.start() :])
 
-    def to_bytes(self) -> bytes:
-        """Return the patch file; `parse` of it gives this patch again."""
+    def head(self) -> str:
+        """Return what stands before the diff, with the line `---` at its end."""
         head = [f"{key}: {self.fields[key]}" for key in ("From", "Subject")]
         head += self._trailers()
         if self.description:
             head += ["", self.description]
-        return "\n".join([*head, "---", ""]).encode() + self.diff
+        return "\n".join([*head, "---", ""])
+
+    def to_bytes(self) -> bytes:
+        """Return the patch file; `parse` of it gives this patch again."""
+        return self.head().encode() + self.diff
 
     def _trailers(self) -> list[str]:
         """Return the fields after the subject: those of `FIELDS`, then others."""
@@ -133,6 +141,38 @@ class Patch:
         _check_fields(name, fields)
         return cls(name, fields, body.strip("\n"), diff)
 
+    def differs_cosmetically(self, other: "Patch") -> bool:
+        """Whether only blob ids and the text behind a hunk's place differ.
+
+        Nothing depends on either, but in a binary patch, and they change with every
+        release.
+        """
+        if b"\nGIT binary patch\n" in self.diff + other.diff:
+            return False
+        return replace(self, diff=self.plain_diff()) == replace(
+            other, diff=other.plain_diff()
+        )
+
+    def plain_diff(self) -> bytes:
+        """Return the diff without blob ids and without the text behind `@@`."""
+        return _SECTION.sub(rb"\1", _BLOB_IDS.sub(b"index", self.diff))
+
+    def paths(self) -> set[str]:
+        """Return the files that the diff names, as git without renames writes it.
+
+        Raises:
+            ToolError: The diff renames or copies a file.
+        """
+        found = set()
+        for match in _DIFF_LINE.finditer(self.diff):
+            names = match[1].decode("latin-1")
+            half = len(names) // 2
+            old, new = _path(names[:half]), _path(names[half + 1 :], "b/")
+            if old != new:
+                raise _bad(self.name, f"it renames or copies: {_show(match[0])}")
+            found.add(old)
+        return found
+
     def hunks(self) -> Iterator[Hunk]:
         """Iterate over the hunks of all files.
 
@@ -154,12 +194,13 @@ class Patch:
                 yield Hunk(path, header, hunk.source_start, old)
 
 
-def _path(name: str) -> str:
+def _path(name: str, prefix: str = "a/") -> str:
     """Return a path of a `---` line: git quotes unusual ones as C does."""
     if name.startswith('"'):
         # Python reads the same escapes in a bytes literal.
-        return bytes(ast.literal_eval(f"b{name}")).decode().removeprefix("a/")
-    return name.encode("latin-1").decode().removeprefix("a/")
+        escaped = name.encode("ascii", "backslashreplace").decode()
+        return bytes(ast.literal_eval(f"b{escaped}")).decode().removeprefix(prefix)
+    return name.encode("latin-1").decode().removeprefix(prefix)
 
 
 def _check_fields(name: str, fields: dict[str, str]) -> None:

@@ -1,6 +1,7 @@
 """The series: which patches there are, and their order."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,13 +30,12 @@ class Series:
         """
         file = folder / "series"
         try:
-            lines = file.read_text("utf-8").splitlines()
+            text = file.read_text("utf-8")
         except OSError as error:
             raise _bad(
                 f"{file} cannot be read: {error.strerror}", "Restore it"
             ) from error
-        names = [line.split("#")[0].strip() for line in lines]
-        names = [name for name in names if name]
+        names = listed(text)
         for name in names:
             if not _NAME.fullmatch(name):
                 raise _bad(
@@ -61,6 +61,38 @@ class Series:
     def paths(self) -> tuple[Path, ...]:
         """The patch files in order."""
         return tuple(self.folder / name for name in self.names)
+
+
+def listed(text: str) -> list[str]:
+    """Return the names in the text of a `series` file."""
+    names = [line.split("#")[0].strip() for line in text.splitlines()]
+    return [name for name in names if name]
+
+
+def text_with(text: str, names: Sequence[str]) -> str:
+    r"""Return the text of a `series` file with other names in it.
+
+    Comments stay before the name that they stood before, or what follows it.
+
+    >>> text_with("# why\n0001-a.patch # b\n0002-c.patch\n", ["0002-c.patch"])
+    '# why\n0002-c.patch\n'
+    """
+    before: dict[str, list[str]] = {}
+    lines: dict[str, str] = {}
+    waiting: list[str] = []
+    for line in text.splitlines():
+        name = line.split("#")[0].strip()
+        if name not in names:
+            waiting += [] if name else [line]
+            continue
+        before[name], lines[name] = waiting, line
+        waiting = []
+    result = [
+        line
+        for name in names
+        for line in (*before.get(name, []), lines.get(name, name))
+    ]
+    return "".join(f"{line}\n" for line in (*result, *waiting))
 
 
 def _bad(message: str, mend: str) -> ToolError:

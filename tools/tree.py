@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from tools import console, overlay
@@ -25,8 +25,15 @@ from tools.pin import Pin, write_lock
 from tools.project import Project
 from tools.series import Series
 from tools.source import Source
+from tools.transaction import Transaction
 
 _SCRATCH = "scratch-"
+# What git keeps in its folder while such a command waits for its user.
+_OPERATIONS = {
+    "rebase": ("rebase-merge", "rebase-apply"),
+    "cherry-pick": ("CHERRY_PICK_HEAD", "sequencer"),
+    "merge": ("MERGE_HEAD",),
+}
 
 
 @dataclass(frozen=True)
@@ -37,13 +44,20 @@ class State:
         inputs: Digest of pin, overlays and series.
         overlays: The commit that laid the overlays.
         commit: The last commit of the series.
-        moving: The work tree is on its way to `commit`.
+        moving: The work tree is on its way to `here`.
+        position: Where the work tree stands in the series; "": at `commit`.
     """
 
     inputs: str
     overlays: str
     commit: str
     moving: bool
+    position: str = ""
+
+    @property
+    def here(self) -> str:
+        """The commit that the work tree belongs to."""
+        return self.position or self.commit
 
     @classmethod
     def read(cls, path: Path) -> "State | None":
@@ -75,12 +89,15 @@ class Inputs:
     series: Series
 
     @classmethod
-    def read(cls, project: Project, relock: bool = False) -> "Inputs":
+    def read(
+        cls, project: Project, relock: bool = False, *, series: bool = True
+    ) -> "Inputs":
         """Read and check all inputs.
 
         Args:
             project: The project.
             relock: Ignore the present lock of the patched tree.
+            series: Read the series; otherwise it is empty.
 
         Raises:
             ToolError: The pin or the series is broken.
@@ -88,7 +105,7 @@ class Inputs:
         return cls(
             Pin.read(project.pin_file, locked=not relock),
             tuple(overlay.files(project.root)),
-            Series.read(project.patches),
+            Series.read(project.patches) if series else Series(project.patches, ()),
         )
 
     def digest(self) -> str:
@@ -141,7 +158,6 @@ class Tree:
         *,
         drop: bool = False,
         relock: bool = False,
-        expected: str = "",
     ) -> Applied:
         """Make the tree equal to its inputs.
 
@@ -149,14 +165,12 @@ class Tree:
             source: Where the release comes from if it is not imported yet.
             drop: Drop edits in the tree, keeping a copy, instead of stopping.
             relock: Accept the resulting tree as the new lock.
-            expected: The git tree id that must come out; "": any.
 
         Raises:
             ToolError: An input is broken or the tree has edits. The tree is then
                 as it was, but for edits that `drop` moved out.
         """
-        self._remove_scratch()
-        self._complete_move()
+        self.recover()
         inputs = Inputs.read(self.project, relock)
         digest = inputs.digest()
         dropped = self._drop_edits() if drop else None
@@ -166,20 +180,18 @@ class Tree:
             tree = self.repository.tree_of(state.commit)
             self._check_lock(inputs.pin, tree)
             outcome = Outcome.DONE if dropped else Outcome.UNCHANGED
+            if state.position:
+                console.note("The patches that were popped are applied again")
+                self.go(state.commit)
+                outcome = Outcome.DONE
             return Applied(
                 outcome, state.commit, tree, len(inputs.series.names), dropped
             )
         self.repository.init()
-        base = self._import_base(inputs.pin, source)
-        new = self._build(inputs, base, digest)
+        self.import_base(inputs.pin, source)
+        new = self.build(inputs)
         tree = self.repository.tree_of(new.commit)
-        if expected and tree != expected:
-            raise ToolError(
-                Outcome.WRONG_TREE,
-                "the exported patches do not give the tree's own files",
-                (f"Compare: git -C {self.project.tree} diff {new.commit} HEAD",),
-            )
-        self._refuse_overwriting(new)
+        self.refuse_overwriting(new.commit)
         if relock:
             write_lock(self.project.pin_file, tree)
         else:
@@ -198,7 +210,8 @@ class Tree:
         state = self.state
         if state is None:
             return
-        commits = self.repository.resolve("HEAD") != state.commit
+        self.refuse_operation()
+        commits = self.repository.resolve("HEAD") != state.here
         paths = self.repository.changed_paths()
         if not commits and not paths:
             return
@@ -208,6 +221,9 @@ class Tree:
             "then run: python -m tools export",
             "Drop them (a copy is kept): python -m tools apply --drop",
         )
+        if not commits:
+            fold = "Put them into the last applied patch: python -m tools refresh"
+            steps = (fold, *steps)
         if own := [path for path in paths if path.endswith("/")]:
             steps = (f"Move {own[0]} away: it is a git repository of its own",)
         shown = tuple(paths[:10]) + (("…",) if len(paths) > 10 else ())
@@ -215,16 +231,36 @@ class Tree:
             Outcome.TREE_EDITED, f"{self.project.tree} has {what}", steps, shown
         )
 
-    def _refuse_overwriting(self, new: State) -> None:
-        """Stop before a file that git ignores would be replaced by an added one."""
-        head = self.repository.resolve("HEAD")
-        if head is None:
+    def refuse_operation(self) -> None:
+        """Stop in the middle of a rebase or the like by the user's own git.
+
+        Raises:
+            ToolError: One is under way.
+        """
+        for name, paths in _OPERATIONS.items():
+            if any((self.repository.git_dir / path).exists() for path in paths):
+                git = f"git -C {self.project.tree} {name}"
+                raise ToolError(
+                    Outcome.TREE_EDITED,
+                    f"a git {name} is under way in {self.project.tree}",
+                    (f"Finish it: {git} --continue", f"or give it up: {git} --abort"),
+                )
+
+    def refuse_overwriting(self, new: str, old: str | None = None) -> None:
+        """Stop before a file that git ignores would be replaced by an added one.
+
+        Args:
+            new: The commit to which the work tree will move.
+            old: What it holds besides ignored files; by default HEAD.
+
+        Raises:
+            ToolError: There is such a file.
+        """
+        old = old or self.repository.resolve("HEAD")
+        if old is None:
             return
-        added = self.repository.git(
-            *("diff-tree", "-r", "-z", "--no-renames", "--name-only"),
-            *("--diff-filter=A", head, new.commit),
-        ).text.split("\0")
-        there = [path for path in added if path and (self.project.tree / path).exists()]
+        added = sorted(self.repository.paths_between(old, new, added=True))
+        there = [path for path in added if (self.project.tree / path).exists()]
         if there:
             raise ToolError(
                 Outcome.TREE_EDITED,
@@ -234,14 +270,16 @@ class Tree:
                 tuple(there[:10]),
             )
 
-    def require_current(self, *, edits: bool = False) -> None:
-        """Stop unless the tree is what its inputs make.
+    def require_current(self, *, edits: bool = False, popped: bool = False) -> State:
+        """Return the state; stop unless the tree is what its inputs make.
 
         Args:
             edits: Accept edits in the tree.
+            popped: Accept a tree without the last patches.
 
         Raises:
-            ToolError: There is no tree, it is older than its inputs, or edited.
+            ToolError: There is no tree, it is older than its inputs, edited, or
+                patches are popped.
         """
         state = self.state
         step = ("Make it: python -m tools apply (or: make apply)",)
@@ -257,21 +295,72 @@ class Tree:
             raise ToolError(
                 Outcome.OUT_OF_SYNC,
                 f"{self.project.tree} is older than patches/, overlays or pin",
-                step,
+                self._bring_up_to_date(),
             )
+        if state.position and not popped:
+            raise ToolError(
+                Outcome.OUT_OF_SYNC,
+                f"patches are popped from {self.project.tree}",
+                ("Push them: python -m tools push --all",),
+            )
+        return state
 
-    def adopt_head(self) -> None:
-        """Take the tree's HEAD as ours, after it has been exported."""
-        state, head = self.state, self.repository.resolve("HEAD")
-        assert state and head
-        State("", state.overlays, head, False).write(self.state_file)
+    def _bring_up_to_date(self) -> tuple[str, ...]:
+        """Return how to make the tree anew and keep the edits in it."""
+        apply = "python -m tools apply --lock"
+        if not self.repository.changed_paths():
+            return (f"Make it anew: {apply}",)
+        git = f"git -C {self.project.tree} stash"
+        return (
+            f"Make it anew, with the edits aside: {git} --include-untracked",
+            f"then: {apply} && {git} pop",
+        )
+
+    def go(self, commit: str) -> None:
+        """Move the work tree, which has no edits, to a commit of the series.
+
+        Raises:
+            ToolError: A file that git ignores is in the way.
+        """
+        state = self.state
+        assert state
+        self.refuse_overwriting(commit)
+        position = "" if commit == state.commit else commit
+        self._move(replace(state, position=position))
+
+    def commits(self, state: State) -> tuple[str, ...]:
+        """Return the commits of a state: the overlays', then one for each patch."""
+        span = f"{state.overlays}..{state.commit}"
+        listed = self.repository.git("rev-list", "--reverse", span)
+        return (state.overlays, *listed.text.split())
+
+    def recover(self) -> None:
+        """Complete what a killed run began; each command that writes begins so."""
+        self._remove_scratch()
+        if pending := Transaction.pending(self.project):
+            self._remove_left_locks()
+            console.note("An earlier run was interrupted; completing it …")
+            self.carry_out(pending)
+        self._complete_move()
+
+    def carry_out(self, transaction: Transaction) -> None:
+        """Change patches and overlays, then move the work tree to what they make."""
+        new = State(**transaction.state)
+        transaction.carry_out()
+        head = self.repository.resolve("HEAD")
+        assert head
+        self._keep_edits_since(head, new)
+        new.write(self.state_file)
+        transaction.finish()
+        self._move(new)
 
     def _remove_scratch(self) -> None:
         for left in self.project.build.glob(f"{_SCRATCH}*"):
             shutil.rmtree(left, ignore_errors=True)
 
     @contextmanager
-    def _scratch(self) -> Iterator[Path]:
+    def scratch(self) -> Iterator[Path]:
+        """A folder for the time of the block; a killed run's is removed later."""
         with tempfile.TemporaryDirectory(
             prefix=_SCRATCH, dir=self.project.build
         ) as path:
@@ -300,10 +389,10 @@ class Tree:
         They were edited since, or were being written when the run was killed.
         """
         snapshot = Snapshot.take(self.repository)
-        edited = snapshot.paths_unlike(self.repository, state.commit)
+        edited = snapshot.paths_unlike(self.repository, state.here)
         edited &= snapshot.paths_unlike(self.repository, head)
         if edited:
-            copy = snapshot.keep(self.project, state.commit)
+            copy = snapshot.keep(self.project, state.here)
             console.note(f"{len(edited)} files were half-way or edited: see {copy}")
 
     def _refuse_strangers(self) -> None:
@@ -341,21 +430,27 @@ class Tree:
         if state is None:
             return None
         snapshot = Snapshot.take(self.repository)
-        if snapshot.commit == state.commit:
+        for name in _OPERATIONS:
+            self.repository.git(name, "--quit", check=False)
+        if snapshot.commit == state.here:
             return None
-        copy = snapshot.keep(self.project, state.commit)
+        copy = snapshot.keep(self.project, state.here)
         console.note(f"dropped edits are kept in {copy}")
         self._move(state)
         self.repository.git("clean", "-fdq")
         return copy
 
-    def _import_base(self, pin: Pin, source: Source) -> str:
-        """Return the commit of the pinned release, importing it if need be."""
+    def import_base(self, pin: Pin, source: Source) -> str:
+        """Return the commit of the pinned release, importing it if need be.
+
+        Raises:
+            ToolError: The source cannot be had or is not the pinned release.
+        """
         repository = self.repository
-        reference = f"refs/tagma/base/{pin.tree}"
+        reference = base_reference(pin)
         if base := repository.resolve(reference):
             return base
-        with self._scratch() as scratch:
+        with self.scratch() as scratch:
             tree = source.import_into(repository, pin, scratch)
         if tree != pin.tree:
             raise ToolError(
@@ -368,19 +463,37 @@ class Tree:
         repository.git("update-ref", reference, base)
         return base
 
-    def _build(self, inputs: Inputs, base: str, digest: str) -> State:
-        """Build all commits on top of the base; nothing but objects is written."""
-        with self._scratch() as scratch:
+    def lay_overlays(self, inputs: Inputs) -> str:
+        """Return a commit of the overlays on top of the base, which is imported.
+
+        Raises:
+            ToolError: An overlay would replace a file of upstream's.
+        """
+        base = self.repository.git(
+            "rev-parse", "--verify", base_reference(inputs.pin)
+        ).text
+        with self.scratch() as scratch:
             index = scratch / "index"
             self.repository.git("read-tree", base, index=index)
             self._lay_overlays(inputs, base, index)
-            commit = overlays = self._commit_index(index, "Lay the overlays\n", base)
+            return self._commit_index(index, "Lay the overlays\n", base)
+
+    def build(self, inputs: Inputs) -> State:
+        """Build all commits on top of the base; nothing but objects is written.
+
+        Raises:
+            ToolError: An input is broken.
+        """
+        commit = overlays = self.lay_overlays(inputs)
+        with self.scratch() as scratch:
+            index = scratch / "index"
+            self.repository.git("read-tree", overlays, index=index)
             paths = inputs.series.paths
             with console.step("apply the series", len(paths)) as step:
                 for path in paths:
                     commit = self._apply_patch(path, commit, index)
                     step.advance(1)
-        return State(digest, overlays, commit, True)
+        return State(inputs.digest(), overlays, commit, True)
 
     def _lay_overlays(self, inputs: Inputs, base: str, index: Path) -> None:
         repository = self.repository
@@ -466,10 +579,14 @@ class Tree:
 
     def _move(self, state: State) -> None:
         """Move the work tree to the state's commit; a killed run repeats it."""
-        moving = State(state.inputs, state.overlays, state.commit, True)
-        moving.write(self.state_file)
-        self.repository.git("reset", "--hard", "--quiet", state.commit)
-        State(state.inputs, state.overlays, state.commit, False).write(self.state_file)
+        replace(state, moving=True).write(self.state_file)
+        self.repository.git("reset", "--hard", "--quiet", state.here)
+        replace(state, moving=False).write(self.state_file)
+
+
+def base_reference(pin: Pin) -> str:
+    """Return the reference of a release that has been imported."""
+    return f"refs/tagma/base/{pin.tree}"
 
 
 def _parents(path: str) -> list[str]:

@@ -3,15 +3,19 @@
 import hashlib
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from click.testing import CliRunner, Result
 
+from tools.cli import main
 from tools.git import Repository
 from tools.project import Project
 from tools.source import Sdist
@@ -41,6 +45,8 @@ FILES = {
     "vllm/__init__.py": b"",
     "run.sh": b"#!/bin/sh\n",
 }
+
+OVERLAY = b"# SPDX-License-Identifier: Apache-2.0\nNAME = 'tagma'\n"
 
 HEADER = """\
 From: A. Müller <a@example.com>
@@ -111,6 +117,14 @@ class Checkout:
                 Sdist(self.project.cache, self.sdist), drop=drop, relock=relock
             )
 
+    def tools(self, *args: str, code: int = 0) -> Result:
+        """Run a command in this process; check its exit code."""
+        argv = ["tools", "--project", str(self.project.root), *args]
+        with patch.object(sys, "argv", argv):
+            done = CliRunner().invoke(main, argv[1:])
+        assert done.exit_code == code, done.output
+        return done
+
     def write_patch(self, name: str, text: str, listed: bool = True) -> None:
         (self.project.patches / name).write_bytes(text.encode())
         if listed:
@@ -176,7 +190,7 @@ def make_checkout(
             "tests/vllm",
         ):
             (root / folder).mkdir(parents=True)
-        (root / "vllm_overlay" / "tagma.py").write_text("NAME = 'tagma'\n")
+        (root / "vllm_overlay" / "tagma.py").write_bytes(OVERLAY)
         (root / "patches" / "series").write_text("# the series\n\n")
         monkeypatch.setenv("TAGMA_CACHE", str(tmp_path / "cache"))
         checkout = Checkout(Project.at(root), tmp_path / f"{name}-1.0.tar.gz")
@@ -208,3 +222,85 @@ def tree_id(folder: Path, files: dict[str, bytes]) -> str:
         path.chmod(0o755 if name.endswith(".sh") else 0o644)
     repository.git("add", "--all", "--force", ".")
     return repository.git("write-tree").text
+
+
+@pytest.fixture
+def hostile_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A global git configuration that would change nearly every result."""
+    home = tmp_path / "home"
+    hooks = home / "hooks"
+    hooks.mkdir(parents=True)
+    for name in ("pre-commit", "post-checkout", "commit-msg", "reference-transaction"):
+        (hooks / name).write_text(f"#!/bin/sh\ntouch {home}/ran\nexit 1\n")
+        (hooks / name).chmod(0o755)
+    (home / ".gitconfig").write_text(
+        f"[core]\nautocrlf=true\neol=crlf\nhooksPath={hooks}\nfileMode=false\n"
+        f"excludesFile={home}/ignore\nattributesFile={home}/attributes\n"
+        "[am]\nthreeWay=true\n[apply]\nwhitespace=error\n[diff]\nrenames=copies\n"
+        "noprefix=true\nmnemonicPrefix=true\nalgorithm=patience\ncontext=7\n"
+        "[commit]\ngpgSign=true\n[gpg]\nprogram=/bin/false\n"
+        f"[init]\ntemplateDir={home}/template\n[color]\nui=always\n"
+        "[user]\nname=Somebody Else\nemail=else@example.com\n"
+        '[filter "bad"]\nclean=tr a-z A-Z\nsmudge=tr a-z A-Z\nrequired=true\n'
+    )
+    (home / "ignore").write_text("*.py\n*.txt\n")
+    (home / "attributes").write_text("* filter=bad text=auto\n*.py -diff\n")
+    (home / "template" / "hooks").mkdir(parents=True)
+    shutil.copy(hooks / "post-checkout", home / "template" / "hooks")
+    for name, value in {
+        "HOME": home,
+        "XDG_CONFIG_HOME": home,
+        "GIT_CONFIG_GLOBAL": home / ".gitconfig",
+        "GIT_DIR": home / "nowhere",
+        "GIT_INDEX_FILE": home / "index",
+        "GIT_AUTHOR_DATE": "2001-01-01T00:00:00Z",
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "core.autocrlf",
+        "GIT_CONFIG_VALUE_0": "true",
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    return home
+
+
+@pytest.fixture
+def calm(hostile_config: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return what ends the hostile configuration."""
+
+    def end() -> None:
+        for name in list(os.environ):
+            if name.startswith("GIT_"):
+                monkeypatch.delenv(name)
+        for name in ("HOME", "XDG_CONFIG_HOME"):
+            monkeypatch.setenv(name, str(hostile_config / "empty"))
+
+    return end
+
+
+SHIM = """#!/bin/sh
+# Counts git calls; at the chosen one kills the tools, before or after git runs.
+count=$(($(cat "$SHIM_DIR/count") + 1)); echo $count > "$SHIM_DIR/count"
+[ "$count" = "$KILL_AT" ] && [ "$KILL_WHEN" = before ] && kill -9 $PPID && exit 1
+"$REAL_GIT" "$@"; status=$?
+[ "$count" = "$KILL_AT" ] && kill -9 $PPID
+exit $status
+"""
+
+
+@pytest.fixture
+def killing_git() -> Callable[..., dict[str, str]]:
+    """Return a maker of environments in which a git call kills its caller."""
+    return _killing_git
+
+
+def _killing_git(folder: Path, at: int, when: str) -> dict[str, str]:
+    folder.mkdir(exist_ok=True)
+    (folder / "git").write_text(SHIM)
+    (folder / "git").chmod(0o755)
+    (folder / "count").write_text("0")
+    return {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "SHIM_DIR": str(folder),
+        "REAL_GIT": shutil.which("git") or "",
+        "KILL_AT": str(at),
+        "KILL_WHEN": when,
+    }

@@ -13,7 +13,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from conftest import CORE, FILES, FIRST_PATCH, HEADER, Checkout, make_sdist, tree_id
+from conftest import (
+    CORE,
+    FILES,
+    FIRST_PATCH,
+    HEADER,
+    OVERLAY,
+    Checkout,
+    make_sdist,
+    tree_id,
+)
 
 from tools import process
 from tools.errors import ToolError
@@ -40,7 +49,7 @@ def test_tree_is_release_plus_overlays_plus_series(checkout: Checkout) -> None:
     expected = dict(FILES)
     expected["vllm/core.py"] = CORE.replace("+= 2", "+= 3").encode()
     expected["crlf.txt"] = b"one\r\nzwei\r\nthree\r\n"
-    expected["vllm/tagma.py"] = b"NAME = 'tagma'\n"
+    expected["vllm/tagma.py"] = OVERLAY
     assert checkout.files() == expected
 
 
@@ -109,60 +118,17 @@ def test_removed_overlay_leaves_the_tree(checkout: Checkout) -> None:
 # ---- hostile surroundings
 
 
-@pytest.fixture
-def hostile_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A global git configuration that would change nearly every result."""
-    home = tmp_path / "home"
-    hooks = home / "hooks"
-    hooks.mkdir(parents=True)
-    for name in ("pre-commit", "post-checkout", "commit-msg", "reference-transaction"):
-        (hooks / name).write_text(f"#!/bin/sh\ntouch {home}/ran\nexit 1\n")
-        (hooks / name).chmod(0o755)
-    (home / ".gitconfig").write_text(
-        f"[core]\nautocrlf=true\neol=crlf\nhooksPath={hooks}\nfileMode=false\n"
-        f"excludesFile={home}/ignore\nattributesFile={home}/attributes\n"
-        "[am]\nthreeWay=true\n[apply]\nwhitespace=error\n[diff]\nrenames=copies\n"
-        "noprefix=true\nmnemonicPrefix=true\nalgorithm=patience\ncontext=7\n"
-        "[commit]\ngpgSign=true\n[gpg]\nprogram=/bin/false\n"
-        f"[init]\ntemplateDir={home}/template\n[color]\nui=always\n"
-        "[user]\nname=Somebody Else\nemail=else@example.com\n"
-        '[filter "bad"]\nclean=tr a-z A-Z\nsmudge=tr a-z A-Z\nrequired=true\n'
-    )
-    (home / "ignore").write_text("*.py\n*.txt\n")
-    (home / "attributes").write_text("* filter=bad text=auto\n*.py -diff\n")
-    (home / "template" / "hooks").mkdir(parents=True)
-    shutil.copy(hooks / "post-checkout", home / "template" / "hooks")
-    for name, value in {
-        "HOME": home,
-        "XDG_CONFIG_HOME": home,
-        "GIT_CONFIG_GLOBAL": home / ".gitconfig",
-        "GIT_DIR": home / "nowhere",
-        "GIT_INDEX_FILE": home / "index",
-        "GIT_AUTHOR_DATE": "2001-01-01T00:00:00Z",
-        "GIT_CONFIG_COUNT": "1",
-        "GIT_CONFIG_KEY_0": "core.autocrlf",
-        "GIT_CONFIG_VALUE_0": "true",
-    }.items():
-        monkeypatch.setenv(name, str(value))
-    return home
-
-
 def test_hostile_git_configuration_changes_nothing(
     make_checkout: Callable[..., Checkout],
     hostile_config: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    calm: Callable[[], None],
 ) -> None:
     hostile = make_checkout("hostile")
     assert not (hostile_config / "ran").exists()
-    with monkeypatch.context() as plain:
-        for name in list(os.environ):
-            if name.startswith("GIT_"):
-                plain.delenv(name)
-        plain.setenv("HOME", str(hostile_config / "empty"))
-        plain.setenv("XDG_CONFIG_HOME", str(hostile_config / "empty"))
-        calm = make_checkout("calm")
-    assert hostile.tree.state.commit == calm.tree.state.commit
-    assert hostile.files() == calm.files()
+    calm()
+    plain = make_checkout("plain")
+    assert hostile.tree.state.commit == plain.tree.state.commit
+    assert hostile.files() == plain.files()
 
 
 def test_enclosing_repository_that_ignores_the_build_folder_is_untouched(
@@ -468,33 +434,13 @@ def edit(checkout: Checkout, kind: str) -> None:
 
 # ---- killed at any moment
 
-SHIM = """#!/bin/sh
-# Counts git calls; at the chosen one kills the tools, before or after git runs.
-count=$(($(cat "$SHIM_DIR/count") + 1)); echo $count > "$SHIM_DIR/count"
-[ "$count" = "$KILL_AT" ] && [ "$KILL_WHEN" = before ] && kill -9 $PPID && exit 1
-"$REAL_GIT" "$@"; status=$?
-[ "$count" = "$KILL_AT" ] && kill -9 $PPID
-exit $status
-"""
-
-
-def killing_git(folder: Path, at: int, when: str) -> dict[str, str]:
-    folder.mkdir(exist_ok=True)
-    (folder / "git").write_text(SHIM)
-    (folder / "git").chmod(0o755)
-    (folder / "count").write_text("0")
-    return {
-        "PATH": f"{folder}:{os.environ['PATH']}",
-        "SHIM_DIR": str(folder),
-        "REAL_GIT": shutil.which("git") or "",
-        "KILL_AT": str(at),
-        "KILL_WHEN": when,
-    }
-
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_at_every_git_call_the_next_run_recovers(
-    make_checkout: Callable[..., Checkout], tmp_path: Path, when: str
+    make_checkout: Callable[..., Checkout],
+    tmp_path: Path,
+    killing_git: Callable[..., dict[str, str]],
+    when: str,
 ) -> None:
     reference = make_checkout("reference")
     expected = reference.files()

@@ -7,7 +7,7 @@ from tools.cli import Settings, json_option
 from tools.errors import ToolError
 from tools.export import Export
 from tools.outcome import Outcome, Report
-from tools.source import Sdist
+from tools.rewrite import rewrite
 from tools.tree import Tree
 
 
@@ -28,6 +28,7 @@ def command(settings: Settings, check: bool, as_json: bool) -> None:
         tree = Tree(project)
         export = Export.of(tree, project.patches)
         changed = export.differences(project.patches)
+        kept = ""
         if check and changed:
             raise ToolError(
                 Outcome.OUT_OF_SYNC,
@@ -36,18 +37,20 @@ def command(settings: Settings, check: bool, as_json: bool) -> None:
                 tuple(changed),
             )
         if not check:
-            expected = tree.repository.tree_of("HEAD")
-            export.write(project.patches)
-            tree.adopt_head()
-            tree.apply(Sdist(project.cache), relock=True, expected=expected)
+            done = rewrite(tree, export.steps, len(export.steps))
+            kept = done.kept if changed else ""
     outcome = Outcome.DONE if changed else Outcome.UNCHANGED
     console.show(
         Report(
             "export",
             outcome,
-            f"{len(export.files) - 1} patches, {len(changed)} files changed",
-            details=tuple(changed),
-            data={"patches": sorted(export.files), "changed": changed},
+            f"{len(export.steps)} patches, {len(changed)} files changed",
+            details=(*changed, *(("what they replace is in " + kept,) if kept else ())),
+            data={
+                "patches": [patch.name for patch in export.patches],
+                "changed": changed,
+                "kept": kept or None,
+            },
         ),
         as_json,
     )
