@@ -1,0 +1,25 @@
+"""`new`: a patch of its own for the edits in the tree."""
+
+import click
+
+from tools.cli import Settings, json_option
+from tools.moves import open_stack, show_rewritten
+from tools.refresh import new
+
+
+@click.command("new")
+@click.argument("subject")
+@click.option("--why", default="", help="The description: why it is needed.")
+@click.option("--author", default="", help="`Name <address>`; default: the fork.")
+@json_option
+@click.pass_obj
+def command(
+    settings: Settings, subject: str, why: str, author: str, as_json: bool
+) -> None:
+    """Make a patch of the edits in the work tree, behind the last applied one.
+
+    Example: python -m tools new "core: count blocks" --why "The index needs it."
+    """
+    with open_stack(settings.project, edits=True) as stack:
+        done = new(stack, subject, why, author)
+        show_rewritten("new", "made a patch", done, as_json, settings.project)

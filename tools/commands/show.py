@@ -1,0 +1,47 @@
+"""`show`: one patch."""
+
+import sys
+
+import click
+
+from tools import console
+from tools.cli import Settings, json_option
+from tools.moves import patch_argument
+from tools.outcome import Outcome, Report
+from tools.patch import Patch
+from tools.series import Series
+from tools.stack import find
+
+
+@click.command("show")
+@patch_argument
+@json_option
+@click.pass_obj
+def command(settings: Settings, patch: str, as_json: bool) -> None:
+    """Print PATCH: a number, a name, or the start of one.
+
+    Example: python -m tools show 4
+    """
+    series = Series.read(settings.project.patches)
+    name = find(series.names, patch)
+    data = (series.folder / name).read_bytes()
+    if not as_json:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    parsed = Patch.parse(name, data)
+    console.show(
+        Report(
+            "show",
+            Outcome.DONE,
+            name,
+            data={
+                "name": name,
+                "header": parsed.fields,
+                "description": parsed.description,
+                "files": sorted(parsed.paths()),
+                "diff": parsed.diff.decode("utf-8", "backslashreplace"),
+            },
+        ),
+        as_json,
+    )
