@@ -87,20 +87,31 @@ class GitRemote:
                 f"git fetches only whole commit ids, and the pin has {commit!r}",
                 (f"Name all 40 digits: --commit {commit}…",),
             )
+        tree = repository.tree_of(self.fetch(repository, commit))
+        if tree != pin.tree:
+            self._explain(repository, pin, tree)
+        return tree
+
+    def fetch(self, repository: Repository, revision: str) -> str:
+        """Fetch a commit, or what a full reference like refs/tags/v1 names.
+
+        Returns:
+            The commit's id.
+
+        Raises:
+            ToolError: It cannot be fetched.
+        """
         fetched = repository.git(
-            "fetch", "--quiet", "--depth=1", self.url, commit, check=False
+            "fetch", "--quiet", "--depth=1", self.url, revision, check=False
         )
         if fetched.status != 0:
             raise ToolError(
                 Outcome.OFFLINE,
-                f"commit {commit} cannot be fetched from {self.url}",
+                f"{revision} cannot be fetched from {self.url}",
                 ("Check the address, or use the sdist (the default source)",),
                 tuple(fetched.error_text.splitlines()[-5:]),
             )
-        tree = repository.tree_of("FETCH_HEAD")
-        if tree != pin.tree:
-            self._explain(repository, pin, tree)
-        return tree
+        return repository.git("rev-parse", "FETCH_HEAD^{commit}").text
 
     def _explain(self, repository: Repository, pin: Pin, tree: str) -> None:
         """Raise with the paths that differ from the sdist, if that was imported."""
