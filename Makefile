@@ -10,7 +10,7 @@ TOOLS := build/tools/bin/python -m tools
 READY := build/tools/ready
 
 .PHONY: serve test apply build develop demo bench-engine fuzz replay export lock lint
-.PHONY: clean
+.PHONY: clean status push pop refresh lint-series
 .DEFAULT_GOAL := serve
 
 serve: $(READY) ## all of the below where needed, then a server with the tagma backend
@@ -42,6 +42,21 @@ replay: $(READY) ## placement policies on small seeded workloads
 
 export: $(READY) ## the tree's commits back to patches/
 	$(TOOLS) export
+
+status: $(READY) ## where tree, patches and overlays stand to each other
+	$(TOOLS) status
+
+push: $(READY) ## all patches to the tree
+	$(TOOLS) push --all
+
+pop: $(READY) ## the last patch off the tree
+	$(TOOLS) pop
+
+refresh: $(READY) ## edits in the tree back to the last applied patch and overlays
+	$(TOOLS) refresh
+
+lint-series: $(READY) ## patches and overlays: headers, white space, names
+	$(TOOLS) lint
 
 lock: $(READY) ## the environments' lock files, from the package index
 	$(TOOLS) lock

@@ -1,6 +1,7 @@
 """The command group: options that all commands share, and how errors end."""
 
 import logging
+import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from tools.outcome import Outcome, Report
 from tools.project import Project
 
 _COMMANDS = Path(__file__).with_name("commands")
+_COMPLETE = "_TAGMA_COMPLETE"
 _CHECKOUT = Path(__file__).parent.parent
 
 
@@ -43,6 +45,9 @@ class LazyGroup(click.Group):
         """Run a command; this is the one place where errors become output."""
         try:
             kwargs["standalone_mode"] = False
+            kwargs["complete_var"] = _COMPLETE
+            if _COMPLETE in os.environ:
+                kwargs["prog_name"] = "tagma"  # tools/bin/tagma
             status = super().main(*args, **kwargs)
             sys.exit(status if isinstance(status, int) else 0)
         except click.Abort:
