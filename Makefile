@@ -9,8 +9,8 @@ SECONDS ?= 60
 TOOLS := build/tools/bin/python -m tools
 READY := build/tools/ready
 
-.PHONY: serve test apply build develop demo bench-engine fuzz replay export lock lint
-.PHONY: clean status push pop refresh lint-series
+.PHONY: serve test apply build develop demo bench-engine bench-host fuzz replay
+.PHONY: export lock lint clean status push pop refresh lint-series
 .DEFAULT_GOAL := serve
 
 serve: $(READY) ## all of the below where needed, then a server with the tagma backend
@@ -33,6 +33,9 @@ demo: $(READY) ## paged and tagma side by side on real requests
 
 bench-engine: $(READY) ## the C++ engine beside an allocator on std::map
 	$(TOOLS) bench-engine
+
+bench-host: $(READY) ## the paged and the tagma manager on the scheduler's thread
+	$(TOOLS) bench-host
 
 fuzz: $(READY) ## the C++ engine under libFuzzer for SECONDS
 	$(TOOLS) fuzz --seconds $(SECONDS)

@@ -1,0 +1,59 @@
+"""`bench-host`: what the KV cache manager costs the scheduler's thread."""
+
+import json
+
+import click
+
+from tools import console, host_bench
+from tools.builder import ensure_built
+from tools.cli import Settings, json_option
+from tools.host_bench import Verdict
+from tools.outcome import Outcome, Report
+from tools.server import Host
+from tools.source import Sdist
+from tools.tree import Tree
+
+
+@click.command("bench-host")
+@click.option(
+    "--rounds",
+    type=click.IntRange(9, 60),
+    default=15,
+    show_default=True,
+    help="How often each operation is timed on each backend.",
+)
+@json_option
+@click.pass_obj
+def command(settings: Settings, rounds: int, as_json: bool) -> None:
+    """Time the paged and the tagma manager on the scheduler's thread.
+
+    The ratios are between medians of one run, in which the backends take turns,
+    in CPU time of the thread. The whole of schedule() and the hashing of blocks
+    are shown beside them. A goal that is missed is shown and is no error.
+
+    Example: python -m tools bench-host --json
+    """
+    project = settings.project
+    with project.lock():
+        Tree(project).apply(Sdist(project.cache))
+        host = Host.of(ensure_built(project))
+    benchmark = host_bench.measure(host, project.build, rounds)
+    data = benchmark.to_data()
+    file = project.build / "bench" / "host.json"
+    file.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
+    if not as_json:
+        for table in benchmark.tables():
+            console.show_table(table)
+    goals = benchmark.goals()
+    met = sum(goal.verdict is not Verdict.MISSED for goal in goals)
+    aims = sum(goal.verdict is Verdict.AIM for goal in goals)
+    console.show(
+        Report(
+            "bench-host",
+            Outcome.DONE,
+            f"{met} of {len(goals)} goals met, {aims} of them as aimed at",
+            details=(f"all values: {file}",),
+            data=data,
+        ),
+        as_json,
+    )
