@@ -8,7 +8,7 @@ any other tagma module is imported while the backend is "paged".
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import vllm.envs as envs
 from vllm.triton_utils import HAS_TRITON
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vllm.config import CacheConfig, VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.metrics.loggers import AggregateStatLoggerBase
     from vllm.v1.worker.gpu.block_table import BlockTables
 
 
@@ -190,3 +191,31 @@ def block_tables_cls(
     from vllm.v1.worker.gpu.tagma_block_table import TagmaBlockTables
 
     return TagmaBlockTables
+
+
+def take_kv_cache_stats(
+    cache_config: "CacheConfig", manager: "KVCacheManager"
+) -> dict[str, Any] | None:
+    """Return the selected backend's own stats of a step, as plain data."""
+    if not uses_tagma(cache_config):
+        return None
+    from vllm.v1.metrics.tagma_stats import take_stats
+
+    return take_stats(manager)
+
+
+def kv_cache_stat_loggers(
+    vllm_config: "VllmConfig", stat_loggers: "list[AggregateStatLoggerBase]"
+) -> "list[AggregateStatLoggerBase]":
+    """Return the loggers of the selected backend's own stats.
+
+    Args:
+        vllm_config: The configuration.
+        stat_loggers: The loggers that there are, Prometheus' among them.
+
+    """
+    if not uses_tagma(vllm_config.cache_config):
+        return []
+    from vllm.v1.metrics.tagma_logger import make_stat_logger
+
+    return [make_stat_logger(vllm_config, stat_loggers)]

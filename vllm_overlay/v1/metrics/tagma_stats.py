@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""What the scheduler tells about the "tagma" KV cache backend at every step."""
+
+import time
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+SAMPLE_INTERVAL_S = 1.0
+
+# By the allocator's name of a count: the metric, and what it counts.
+COUNTERS = {
+    "spills": "Growths of a request that needed a further range of KV cache blocks.",
+    "window_evictions": "Ranges of KV cache blocks for which cached blocks were "
+    "evicted.",
+    "cap_events": "Growths that failed for the limit of ranges per request.",
+}
+
+# The largest number of ranges in each of the allocator's classes.
+MOST_RANGES = {
+    "1": 1,
+    "2": 2,
+    **{f"{2**n + 1}-{2 ** (n + 1)}": 2 ** (n + 1) for n in range(1, 8)},
+    ">256": 257,
+}
+
+
+class TagmaStatsSource:
+    """Reads what is new in an allocator, on the scheduler's side.
+
+    Counts leave here as increments: with several front ends each sees only a part
+    of the steps.
+    """
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(COUNTERS, 0)
+        self._next_sample = 0.0
+
+    def take(self, manager: "KVCacheManager") -> dict[str, Any]:
+        """Return the stats of this step, as plain data for msgpack.
+
+        Returns:
+            `largest_extent` in blocks, `requests` and `one_range` (requests that
+            hold blocks, and those that do in one range), an increment for each of
+            `COUNTERS` and, once in `SAMPLE_INTERVAL_S`, `ranges_per_request` (number
+            of requests by class of `MOST_RANGES`).
+
+        """
+        stats = manager.block_pool.allocator.stats()  # type: ignore[attr-defined]
+        ranges_per_request = stats["ranges_per_request"]
+        taken: dict[str, Any] = {
+            "largest_extent": stats["largest_extent"],
+            "requests": stats["requests"],
+            "one_range": ranges_per_request["1"],
+        }
+        for name, before in self._counts.items():
+            taken[name] = stats[name] - before
+            self._counts[name] = stats[name]
+        now = time.monotonic()
+        if stats["requests"] and now >= self._next_sample:
+            self._next_sample = now + SAMPLE_INTERVAL_S
+            taken["ranges_per_request"] = ranges_per_request
+        return taken
+
+
+_sources: "WeakKeyDictionary[KVCacheManager, TagmaStatsSource]" = WeakKeyDictionary()
+
+
+def take_stats(manager: "KVCacheManager") -> dict[str, Any]:
+    """Return what is new in the manager's allocator since the last call."""
+    if (source := _sources.get(manager)) is None:
+        source = _sources[manager] = TagmaStatsSource()
+    return source.take(manager)
+
+
+def share_of_one_range(stats: dict[str, Any]) -> float:
+    """Return the share of requests with one range; 1 while there are none."""
+    return stats["one_range"] / stats["requests"] if stats["requests"] else 1.0
