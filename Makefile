@@ -9,7 +9,7 @@ SECONDS ?= 60
 TOOLS := build/tools/bin/python -m tools
 READY := build/tools/ready
 
-.PHONY: serve test apply build develop demo bench-engine bench-host fuzz replay
+.PHONY: serve test apply build develop demo bench-engine bench-host soak fuzz replay
 .PHONY: export lock lint clean status push pop refresh lint-series
 .DEFAULT_GOAL := serve
 
@@ -36,6 +36,9 @@ bench-engine: $(READY) ## the C++ engine beside an allocator on std::map
 
 bench-host: $(READY) ## the paged and the tagma manager on the scheduler's thread
 	$(TOOLS) bench-host
+
+soak: $(READY) ## 200,000 steps of the scheduler on a full pool
+	$(TOOLS) soak
 
 fuzz: $(READY) ## the C++ engine under libFuzzer for SECONDS
 	$(TOOLS) fuzz --seconds $(SECONDS)

@@ -20,7 +20,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from tools import console, model
+from tools import console, model, observed
 from tools.errors import ToolError
 from tools.outcome import Outcome
 from tools.server import HOST, Host, Server, choose_port, running
@@ -351,15 +351,23 @@ def backend_of(metrics: str) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """The end of a demo."""
+    """The end of a demo.
+
+    Args:
+        start_s: How long each server took to start.
+        comparisons: Every scenario.
+        unobserved: What the servers should have told their operators.
+    """
 
     start_s: Mapping[str, float]
     comparisons: tuple[Comparison, ...]
+    unobserved: tuple[str, ...] = ()
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Everything that makes the demo fail."""
-        return tuple(p for c in self.comparisons for p in c.problems)
+        compared = tuple(p for c in self.comparisons for p in c.problems)
+        return compared + self.unobserved
 
     @property
     def outcome(self) -> Outcome:
@@ -434,6 +442,7 @@ class Demo:
         scenarios: tuple[Scenario, ...] = ()
         start_s: dict[str, float] = {}
         measured: dict[str, list[Measured]] = {}
+        unobserved: list[str] = []
         for backend in BACKENDS:
             began = time.monotonic()
             probe = Probe(self.build / "demo" / "probe")
@@ -445,8 +454,11 @@ class Demo:
                     pages = model.documents(self.tree)
                     scenarios = make_scenarios(pages, lambda t: _tokenize(server, t))
                 measured[backend] = list(_measure(server, probe, scenarios))
+                log = server.log.read_text("utf-8", "replace")
+                unobserved += observed.problems(backend, server.metrics(), log)
         rows = zip(scenarios, measured["paged"], measured["tagma"], strict=True)
-        return Result(start_s, tuple(Comparison(*row) for row in rows))
+        comparisons = tuple(Comparison(*row) for row in rows)
+        return Result(start_s, comparisons, tuple(unobserved))
 
     @contextmanager
     def _server(self, backend: str, probe: Probe) -> Iterator[Server]:
@@ -465,7 +477,7 @@ class Demo:
                 f"--kv-cache-backend={backend}",
             ],
             name=f"vllm serve ({backend})",
-            env=env | {"HF_HUB_OFFLINE": "1"},
+            env=env | {"HF_HUB_OFFLINE": "1", "VLLM_LOG_STATS_INTERVAL": "1"},
             port=port,
             log=self.build / "logs" / f"demo-{backend}.log",
             limit_s=_READY_S,

@@ -175,8 +175,8 @@ class HostBenchmark:
                 "" if ratio is None else f"{ratio:.3f}",
             )
         timings.caption = (
-            "CPU time of one thread: median (fastest to slowest round). Hashing and\n"
-            "the rest of schedule() cost the same with both"
+            "CPU time of one thread: median (fastest to slowest round). Hashing is\n"
+            "outside the manager: both backends pay it on top"
         )
         timings.caption_justify = "left"
         yield timings

@@ -5,6 +5,7 @@
 import copy
 import json
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
 )
+from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -150,6 +152,8 @@ class SchedulerFactory:
 class Driver:
     """Runs a scheduler with a model that knows every conversation by heart.
 
+    `on_stats` is called with the statistics of every step.
+
     Args:
         scheduler: A new scheduler.
         setting: How it was made.
@@ -161,6 +165,7 @@ class Driver:
         self.conversations: dict[str, int] = {}
         self.tokens: dict[str, list[int]] = {}
         self.finished: dict[str, str] = {}
+        self.on_stats: Callable[[SchedulerStats], None] = lambda stats: None
         self._hasher = get_request_block_hasher(setting.block_size, sha256)
         self._depth = 2 if setting.async_scheduling else 1
         self._in_flight: deque[tuple[SchedulerOutput, set[str]]] = deque()
@@ -198,9 +203,7 @@ class Driver:
     def abort(self, request_id: str) -> None:
         """Abort a request, unless it has finished."""
         if request_id not in self.finished:
-            self.scheduler.finish_requests(
-                request_id, RequestStatus.FINISHED_ABORTED
-            )
+            self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
             self.finished[request_id] = "abort"
 
     def step(self) -> SchedulerOutput:
@@ -228,6 +231,8 @@ class Driver:
             ],
         )
         for outputs in self.scheduler.update_from_output(output, answer).values():
+            if outputs.scheduler_stats is not None:
+                self.on_stats(outputs.scheduler_stats)
             for result in outputs.outputs:
                 self.tokens[result.request_id] += result.new_token_ids
                 if result.finish_reason is not None:

@@ -14,7 +14,7 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,12 +28,9 @@ from tests.v1.core.scheduler_driver import (
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import init_none_hash
 
-SETTING = Setting(
-    num_blocks=1024, block_size=16, token_budget=2048, max_num_seqs=256
-)
-USAGE = 0.98  # of the pool at least, on average
+SETTING = Setting(num_blocks=1024, block_size=16, token_budget=2048, max_num_seqs=256)
+USAGE = 0.975  # of the pool at least, on average
 CHECK_EVERY = 1000  # steps
-RESET_EVERY = 20_000  # steps
 RSS_GROWTH = 0.01
 
 
@@ -90,10 +87,14 @@ class Soak:
     Args:
         factory: Makes the scheduler.
         seed: Of the arrivals and aborts.
+        reset_every: Steps after which the prefix cache is reset under load.
 
     """
 
-    def __init__(self, factory: SchedulerFactory, seed: int = 0):
+    def __init__(
+        self, factory: SchedulerFactory, seed: int = 0, reset_every: int = 20_000
+    ):
+        self.reset_every = reset_every
         self.driver = Driver(factory.make(SETTING, "tagma"), SETTING)
         self.rng = random.Random(seed)
         self.num_arrived = self.num_finished = self.preemptions = 0
@@ -134,11 +135,11 @@ class Soak:
     def step(self, step: int) -> None:
         scheduler = self.driver.scheduler
         # Those that wait take whatever becomes free.
-        while len(scheduler.waiting) < 4:
+        while len(scheduler.waiting) < 16:
             self.arrive()
         if self.rng.random() < 0.01:
             self.driver.abort(self.rng.choice(list(scheduler.requests)))
-        if step % RESET_EVERY == 0:
+        if step % self.reset_every == 0:
             scheduler.reset_prefix_cache(reset_running_requests=True)
         output = self.driver.step()
         self.preemptions += len(output.preempted_req_ids or ())
@@ -147,8 +148,8 @@ class Soak:
     def arrive(self) -> None:
         arrival = Arrival(
             conversation=self.rng.randrange(64),
-            num_prompt_tokens=self.rng.randrange(16, 192),
-            max_tokens=self.rng.randrange(16, 192),
+            num_prompt_tokens=self.rng.randrange(64, 256),
+            max_tokens=self.rng.randrange(16, 128),
         )
         self.driver.add(str(self.num_arrived), arrival)
         self.num_arrived += 1
@@ -183,7 +184,7 @@ class Soak:
             self.forget_finished()
         self.driver.manager.block_pool.allocator.check_invariants()
 
-    def problems(self, growth: float, usage: float):
+    def problems(self, growth: float, usage: float) -> Iterator[str]:
         """Yield the promises that were broken."""
         if growth > RSS_GROWTH:
             yield f"resident memory grew by {growth:.1%}"

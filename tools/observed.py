@@ -1,0 +1,47 @@
+"""What a server tells its operators about ranges: /metrics and the periodic log."""
+
+import re
+from collections.abc import Iterator
+
+PREFIX = "vllm:kv_cache_tagma_"
+# Each must be there; those that count must have counted after the demo's requests.
+_MUST_COUNT = ("ranges_per_request_count", "spills_total")
+_GAUGES = ("largest_free_extent_blocks", "one_range_requests_perc")
+_MAY_BE_ZERO = ("window_evictions_total", "cap_events_total")
+_LOG_LINE = re.compile(
+    r"Engine \d+: KV cache ranges: [\d.]+% of \d+ reqs in one range, "
+    r"Largest free extent: \d+ blocks, Spills: \d+"
+)
+
+
+def values(metrics: str) -> dict[str, float]:
+    r"""Return the values of the backend's own metrics, without their buckets.
+
+    >>> values('vllm:kv_cache_tagma_spills_total{engine="0"} 3.0\nvllm:other 1')
+    {'spills_total': 3.0}
+    """
+    found = re.findall(rf"^{PREFIX}(\w+)\{{([^}}]*)\}} (\S+)$", metrics, re.M)
+    return {name: float(value) for name, labels, value in found if "le=" not in labels}
+
+
+def problems(backend: str, metrics: str, log: str) -> Iterator[str]:
+    """Yield what is missing after requests that competed for blocks.
+
+    Args:
+        backend: What the server runs; with "paged" nothing of this may show.
+        metrics: The text of /metrics.
+        log: What the server has written.
+    """
+    seen = values(metrics)
+    logged = bool(_LOG_LINE.search(log))
+    if backend != "tagma":
+        if seen or logged:
+            yield f"{backend} shows what only tagma measures"
+        return
+    for name in (*_MUST_COUNT, *_GAUGES, *_MAY_BE_ZERO):
+        if name not in seen:
+            yield f"/metrics lacks {PREFIX}{name}"
+        elif name in _MUST_COUNT and not seen[name]:
+            yield f"{PREFIX}{name} is 0"
+    if not logged:
+        yield "the log has no line about ranges"
