@@ -11,7 +11,7 @@ held to its own promises, and both must give every request the same tokens.
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -319,3 +319,35 @@ def test_both_backends_schedule_alike(factory: SchedulerFactory, kind: Kind) -> 
     run()
     print(kind.value, dict(seen))
     assert all(seen[what] for what in EXPECTED[kind]), seen
+
+
+CORNERS: dict[str, tuple[Setting, list[Event]]] = {
+    "a pool of one block": (Setting(1), [Arrival(0, 8, 4), Arrival(1, 8, 4), Steps(2)]),
+    "a prompt larger than the pool": (
+        Setting(8, block_size=4),
+        [Arrival(0, 100, 1), Arrival(1, 8, 4), Steps(3), Abort(0)],
+    ),
+    "an abort in the middle of a prefill": (
+        Setting(40, block_size=4, token_budget=16),
+        [Arrival(0, 100, 4), Steps(2), Abort(0), Arrival(0, 100, 4)],
+    ),
+    "a reset while requests run": (
+        Setting(24, block_size=4),
+        [Arrival(0, 30, 9), Arrival(1, 30, 9), Steps(3), Reset(False), Reset(True)],
+    ),
+    "blocks of 2,048 tokens": (
+        Setting(6, block_size=2048),
+        [Arrival(0, 3000, 50), Arrival(1, 3000, 50), Steps(4), Arrival(0, 3000, 9)],
+    ),
+}
+
+
+@pytest.mark.parametrize("caching", [False, True], ids=["caching off", "caching on"])
+@pytest.mark.parametrize("corner", CORNERS)
+def test_corners_are_as_paged(
+    factory: SchedulerFactory, corner: str, caching: bool
+) -> None:
+    setting, events = CORNERS[corner]
+    pair = Pair(factory, replace(setting, caching=caching))
+    pair.run(events)
+    assert pair.in_step
