@@ -17,7 +17,7 @@ from tools.tree import Tree
 @click.command("soak")
 @click.option(
     "--steps",
-    type=click.IntRange(100),
+    type=click.IntRange(5_000),  # filling the pool takes some hundred
     default=200_000,
     show_default=True,
     help="Steps of the scheduler under load.",
