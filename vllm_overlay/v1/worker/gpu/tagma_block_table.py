@@ -1,38 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Block tables that derive slot mappings from a request's block ranges."""
+"""Block tables and slot mappings that derive from a request's block ranges."""
+
+import os
+from collections.abc import Sequence
 
 import torch
 
 from vllm.logger import init_logger
 from vllm.triton_utils import tl, triton
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
+from vllm.v1.block_ranges import NULL_BLOCK_ID, BlockRanges
 from vllm.v1.kv_cache_backend import UnsupportedByTagmaError
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor, _load_ptr
+from vllm.v1.worker.gpu.buffer_utils import _load_ptr
+from vllm.v1.worker.gpu.range_table import MAX_RANGES_PER_REQUEST, RangeTable
 
 logger = init_logger(__name__)
 
-MAX_RANGES_PER_REQUEST = 256
-
-# [num_ranges, cum[0], start[0], ..., cum[num_ranges]], see `TagmaBlockTables`.
-_ROW_WIDTH = 2 * MAX_RANGES_PER_REQUEST + 2
-
 
 class TagmaBlockTables(BlockTables):
-    """Block tables whose slot mappings need no table load per position.
+    """Block tables that keep a request as ranges, from the host to the kernels.
 
-    Beside the block table, which the read path keeps using, every group and
-    request owns a row of the range table:
-
-        num_ranges, cum[0], start[0], cum[1], start[1], ..., cum[num_ranges]
-
-    Range `r` holds the request's blocks `cum[r]` to `cum[r + 1] - 1` in the
-    physical blocks from `start[r]` on. `cum[0]` is 0 and the last `cum` is the
-    number of blocks. A request of more than `MAX_RANGES_PER_REQUEST` ranges keeps
-    only the negated number of its blocks, and the kernel reads the block table
-    for it, until the row is overwritten.
+    Slot mappings and the block tables of the forward pass are computed from the
+    rows of a `RangeTable`, one per group and request. The base class's staged
+    `block_tables` hold only requests of more than `MAX_RANGES_PER_REQUEST` ranges.
     """
+
+    # TAGMA_EXPAND_RANGES=0 stages and gathers all block tables as the base class
+    # does: to compare, or to rule the expansion out.
+    expand_ranges = os.environ.get("TAGMA_EXPAND_RANGES", "1") != "0"
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -43,78 +40,113 @@ class TagmaBlockTables(BlockTables):
                 "Set --decode-context-parallel-size to 1",
             )
         num_rows = self.num_kv_cache_groups * self.max_num_reqs
-        self.range_table = StagedWriteTensor(
-            (num_rows, _ROW_WIDTH), dtype=torch.int32, device=self.device
+        self.range_table = RangeTable(num_rows, self.device)
+        # How many blocks of a row are in `block_tables`.
+        self._num_staged_blocks = [0] * num_rows
+        self._warm_kernels: set[object] = set()
+        logger.info_once(
+            "KV cache write path: tagma, slot mappings from at most %d block ranges "
+            "per request, block tables %s",
+            MAX_RANGES_PER_REQUEST,
+            "expanded from them" if self.expand_ranges else "staged and gathered",
         )
-        # What the device's rows hold once the dirty ones have been written.
-        self._rows = [[0, 0] for _ in range(num_rows)]
-        # Row -> its first changed cell. Staged writes are applied in no order, so
-        # a row is staged once a step, by `apply_staged_writes`.
-        self._dirty_rows: dict[int, int] = {}
-        self._rows_over_cap: set[int] = set()
-        # How often a row has passed the cap.
-        self.num_fallbacks = 0
-        self._fallback_compiled = False
+
+    @property
+    def num_fallbacks(self) -> int:
+        """How often a request has passed the cap, since the start."""
+        return self.range_table.num_fallbacks
 
     def append_block_ids(
         self,
         req_index: int,
-        new_block_ids: tuple[list[int], ...],
+        new_block_ids: tuple[Sequence[int], ...],
         overwrite: bool,
     ) -> None:
-        if self.redirect_writes_to_null_block:
-            new_block_ids = tuple([0] * len(ids) for ids in new_block_ids)
-        super().append_block_ids(req_index, new_block_ids, overwrite)
+        """Append blocks to a request's rows, or begin them anew.
+
+        Args:
+            req_index: The request's row in every group.
+            new_block_ids: The ids per group, as a list or as `BlockRanges`.
+            overwrite: Whether they replace what the rows hold.
+
+        Raises:
+            RuntimeError: They are more than a row of the block table takes.
+            ValueError: They are no blocks, or a block is in a request twice.
+
+        """
         for group_id in range(self.num_kv_cache_groups):
-            self._append_to_row(
-                group_id * self.max_num_reqs + req_index,
-                new_block_ids[group_id],
-                overwrite,
-            )
-
-    def _append_to_row(
-        self, row_index: int, block_ids: list[int], overwrite: bool
-    ) -> None:
-        row = self._rows[row_index]
-        if overwrite:
-            row[:] = (0, 0)
-        elif not block_ids:
-            return
-        old_len = len(row)
-        if row[0] < 0:
-            row[0] -= len(block_ids)
-        else:
-            _append_ranges(row, block_ids)
-            if len(row) > _ROW_WIDTH:
-                row[:] = (-row[-1],)
-                self._count_fallback()
-        # Growing the last range moves the last cell alone.
-        only_last_changed = len(row) == old_len and not overwrite
-        first_changed = old_len - 1 if only_last_changed else 0
-        self._dirty_rows[row_index] = min(
-            first_changed, self._dirty_rows.get(row_index, first_changed)
-        )
-
-    def _count_fallback(self) -> None:
-        self.num_fallbacks += 1
-        logger.warning_once(
-            "A request holds more than %d block ranges: its slot mappings are read "
-            "from the block table. This is slower, not wrong, and hints at a "
-            "fragmented KV cache.",
-            MAX_RANGES_PER_REQUEST,
-        )
+            row_index = group_id * self.max_num_reqs + req_index
+            block_ids = new_block_ids[group_id]
+            if self.redirect_writes_to_null_block:
+                block_ids = [NULL_BLOCK_ID] * len(block_ids)
+            end = len(block_ids)
+            if not overwrite:
+                end += self.range_table.num_blocks(row_index)
+            row_capacity = self.block_tables[group_id].gpu.shape[1]
+            if end > row_capacity:
+                raise RuntimeError(
+                    f"Block table write for request {req_index}, group {group_id} "
+                    f"exceeds row capacity ({end} > {row_capacity})"
+                )
+            self.range_table.append(row_index, BlockRanges.of(block_ids), overwrite)
+            self.num_blocks.np[group_id, req_index] = end
+            if overwrite:
+                self._num_staged_blocks[row_index] = 0
 
     def apply_staged_writes(self) -> None:
-        super().apply_staged_writes()
-        for row_index, first_changed in self._dirty_rows.items():
-            row = self._rows[row_index]
-            self.range_table.stage_write(row_index, first_changed, row[first_changed:])
-            if row[0] < 0:
-                self._rows_over_cap.add(row_index)
-            else:
-                self._rows_over_cap.discard(row_index)
-        self._dirty_rows.clear()
-        self.range_table.apply_write()
+        staged_rows = [
+            row_index
+            for row_index in self.range_table.dirty_rows
+            if self.range_table.is_over_cap(row_index) or not self.expand_ranges
+        ]
+        for row_index in staged_rows:
+            self._stage_block_table(row_index)
+        if staged_rows:
+            super().apply_staged_writes()
+        self.range_table.apply_staged_writes()
+
+    def _stage_block_table(self, row_index: int) -> None:
+        group_id, req_index = divmod(row_index, self.max_num_reqs)
+        begin = self._num_staged_blocks[row_index]
+        block_ids = self.range_table.block_ids(row_index, begin)
+        self.block_tables[group_id].stage_write(req_index, begin, block_ids)
+        self._num_staged_blocks[row_index] = begin + len(block_ids)
+
+    def gather_block_tables(
+        self,
+        idx_mapping: torch.Tensor,
+        num_reqs_padded: int,
+        out: tuple[torch.Tensor, ...] | None = None,
+        out_ptrs: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Fill the batch's block tables, with the result of `BlockTables`.
+
+        A dummy row (`idx_mapping == -1`) is left as it is.
+        """
+        if not self.expand_ranges or self.num_kv_cache_groups == 0:
+            return super().gather_block_tables(
+                idx_mapping, num_reqs_padded, out, out_ptrs
+            )
+        if out is None:
+            out = tuple(self.input_block_tables)
+            out_ptrs = self.input_block_table_ptrs
+        else:
+            assert out_ptrs is not None
+            assert len(out) == self.num_kv_cache_groups
+        self._launch(
+            _expand_ranges_to_block_table_kernel,
+            (self.num_kv_cache_groups, num_reqs_padded),
+            idx_mapping,
+            self.range_table.gpu,
+            self.range_table.gpu.stride(0),
+            self.max_num_reqs,
+            self.block_table_ptrs,
+            out_ptrs,
+            self.block_table_strides,
+            idx_mapping.shape[0],
+            BLOCK_SIZE=1024,
+        )
+        return tuple(bt[:num_reqs_padded] for bt in out)
 
     def compute_slot_mappings(
         self,
@@ -132,64 +164,98 @@ class TagmaBlockTables(BlockTables):
         """
         slot_mappings = self.slot_mappings if out is None else out
         if self.num_kv_cache_groups > 0:
-            batch = (idx_mapping, query_start_loc, positions)
-            if not self._fallback_compiled:
-                # Compile at warm-up what may be needed first while serving.
-                self._launch_slot_mappings(*batch, slot_mappings, has_fallback=True)
-                self._fallback_compiled = True
-            self._launch_slot_mappings(
-                *batch, slot_mappings, has_fallback=self._needs_fallback()
+            self._launch(
+                _compute_slot_mappings_tagma_kernel,
+                (self.num_kv_cache_groups, idx_mapping.shape[0] + 1),
+                slot_mappings.shape[1],
+                idx_mapping,
+                query_start_loc,
+                positions,
+                self.range_table.gpu,
+                self.range_table.gpu.stride(0),
+                self.max_num_reqs,
+                self.block_table_ptrs,
+                self.block_table_strides,
+                self.block_sizes_tensor,
+                self.slot_mapping_enabled,
+                slot_mappings,
+                slot_mappings.stride(0),
+                PAD_ID=PAD_SLOT_ID,
+                TRITON_BLOCK_SIZE=1024,
             )
         return slot_mappings[:, :num_tokens_padded]
+
+    def _launch(self, kernel, grid: tuple[int, int], *args, **constants) -> None:
+        """Launch the variant of a kernel that the rows on the device need."""
+        if kernel not in self._warm_kernels:
+            # Compile at warm-up what may be needed first while serving.
+            self._warm_kernels.add(kernel)
+            kernel[grid](*args, HAS_FALLBACK=True, **constants)
+        kernel[grid](*args, HAS_FALLBACK=self._needs_fallback(), **constants)
 
     def _needs_fallback(self) -> bool:
         # A captured launch is replayed when other requests hold the rows.
         is_capturing = (
             self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         )
-        return is_capturing or bool(self._rows_over_cap)
-
-    def _launch_slot_mappings(
-        self,
-        idx_mapping: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        positions: torch.Tensor,
-        slot_mappings: torch.Tensor,
-        has_fallback: bool,
-    ) -> None:
-        num_reqs = idx_mapping.shape[0]
-        _compute_slot_mappings_tagma_kernel[(self.num_kv_cache_groups, num_reqs + 1)](
-            slot_mappings.shape[1],
-            idx_mapping,
-            query_start_loc,
-            positions,
-            self.range_table.gpu,
-            self.range_table.gpu.stride(0),
-            self.max_num_reqs,
-            self.block_table_ptrs,
-            self.block_table_strides,
-            self.block_sizes_tensor,
-            self.slot_mapping_enabled,
-            slot_mappings,
-            slot_mappings.stride(0),
-            HAS_FALLBACK=has_fallback,
-            PAD_ID=PAD_SLOT_ID,
-            TRITON_BLOCK_SIZE=1024,  # type: ignore
-        )
+        return is_capturing or self.range_table.num_rows_over_cap > 0
 
 
-def _append_ranges(row: list[int], block_ids: list[int]) -> None:
-    """Append blocks to a row of the range table, merging adjacent ones."""
-    next_id = row[-2] + row[-1] - row[-3] if row[0] > 0 else None
-    num_blocks = row[-1]
-    for block_index, block_id in enumerate(block_ids, num_blocks):
-        if block_id != next_id:
-            # The open range ends here, and one begins whose end is yet unknown.
-            row[-1] = block_index
-            row += (block_id, block_index)
-        next_id = block_id + 1
-    row[-1] = num_blocks + len(block_ids)
-    row[0] = len(row) // 2 - 1
+@triton.jit(do_not_specialize=["num_reqs"])
+def _expand_ranges_to_block_table_kernel(
+    batch_idx_to_req_idx,  # [batch_size]
+    range_table_ptr,  # [num_kv_cache_groups * max_num_reqs, row_width]
+    range_table_stride,
+    max_num_reqs,
+    src_block_table_ptrs,  # [num_kv_cache_groups], used only when HAS_FALLBACK
+    dst_block_table_ptrs,  # [num_kv_cache_groups]
+    block_table_strides,  # [num_kv_cache_groups]
+    num_reqs,  # actual number of requests (for padding)
+    HAS_FALLBACK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    # kv cache group id
+    group_id = tl.program_id(0)
+    batch_idx = tl.program_id(1)
+
+    stride = tl.load(block_table_strides + group_id)
+    max_num_blocks = stride  # stride equals max_num_blocks for this group.
+    dst_block_table_ptr = _load_ptr(dst_block_table_ptrs + group_id, tl.int32)
+    dst_row_ptr = dst_block_table_ptr + batch_idx * stride
+
+    if batch_idx >= num_reqs:
+        # Zero out padded rows.
+        for i in tl.range(0, max_num_blocks, BLOCK_SIZE):
+            offset = i + tl.arange(0, BLOCK_SIZE)
+            tl.store(dst_row_ptr + offset, 0, mask=offset < max_num_blocks)
+        return
+
+    req_idx = tl.load(batch_idx_to_req_idx + batch_idx)
+    row = (group_id * max_num_reqs + req_idx).to(tl.int64)
+    row_ptr = range_table_ptr + row * range_table_stride
+    # idx_mapping == -1 marks a dummy request. It has no row, hence no ranges.
+    num_ranges = tl.load(row_ptr, mask=req_idx >= 0, other=0)
+
+    begin = 0
+    for r in range(num_ranges):
+        start = tl.load(row_ptr + 2 * r + 2)
+        end = tl.load(row_ptr + 2 * r + 3)
+        # A range of the null block repeats it.
+        step = tl.where(start == 0, 0, 1)
+        for i in range(begin, end, BLOCK_SIZE):
+            offset = i + tl.arange(0, BLOCK_SIZE)
+            block_ids = start + (offset - begin) * step
+            tl.store(dst_row_ptr + offset, block_ids, mask=offset < end)
+        begin = end
+
+    if HAS_FALLBACK and num_ranges < 0:
+        # Over the cap: -num_ranges is the number of blocks.
+        src_block_table_ptr = _load_ptr(src_block_table_ptrs + group_id, tl.int32)
+        src_row_ptr = src_block_table_ptr + req_idx * stride
+        for i in range(0, -num_ranges, BLOCK_SIZE):
+            offset = i + tl.arange(0, BLOCK_SIZE)
+            block_ids = tl.load(src_row_ptr + offset, mask=offset < -num_ranges)
+            tl.store(dst_row_ptr + offset, block_ids, mask=offset < -num_ranges)
 
 
 @triton.jit
@@ -268,11 +334,13 @@ def _compute_slot_mappings_tagma_kernel(
         range_begin = range_begin * kv_block_size
         while (r < num_ranges) & (range_begin <= last_position):
             range_end = tl.load(cums_ptr + 2 * (r + 1)) * kv_block_size
-            range_slot = tl.load(starts_ptr + 2 * r) * kv_block_size
+            range_start = tl.load(starts_ptr + 2 * r)
+            range_slots = positions + (range_start * kv_block_size - range_begin)
+            if range_start == 0:
+                # A range of the null block repeats it.
+                range_slots = positions % kv_block_size
             is_in_range = (positions >= range_begin) & (positions < range_end)
-            slot_ids = tl.where(
-                is_in_range, positions + (range_slot - range_begin), slot_ids
-            )
+            slot_ids = tl.where(is_in_range, range_slots, slot_ids)
             range_begin = range_end
             r += 1
 
