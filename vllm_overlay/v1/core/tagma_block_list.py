@@ -5,13 +5,15 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, overload
 
+from vllm.v1.block_ranges import NULL_BLOCK_ID, BlockRanges
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 
 if TYPE_CHECKING:
     from vllm.tagma import KVRanges
     from vllm.v1.core.tagma_block_pool import TagmaBlockPool
 
-NULL_BLOCK_ID = 0
+# Fewer ids are sent to the workers faster as a list.
+_FEW_BLOCKS = 16
 
 
 class TagmaBlock(KVCacheBlock):
@@ -130,3 +132,10 @@ def block_ids_of(blocks: Iterable[KVCacheBlock]) -> list[int]:
     if isinstance(blocks, TagmaBlockList):
         return blocks.block_ids()
     return [block.block_id for block in blocks]
+
+
+def sendable_ids_of(blocks: Sequence[KVCacheBlock]) -> Sequence[int]:
+    """Return the ids of `blocks` in the form that costs least to send."""
+    if isinstance(blocks, TagmaRangeList) and len(blocks) > _FEW_BLOCKS:
+        return BlockRanges(blocks.ranges.ranges())
+    return block_ids_of(blocks)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.tagma_block_list import block_ids_of
+from vllm.v1.core.tagma_block_list import sendable_ids_of
 from vllm.v1.core.tagma_block_pool import TagmaBlockPool
 from vllm.v1.core.tagma_kv_cache_coordinator import TagmaKVCacheCoordinator
 from vllm.v1.request import Request
@@ -20,13 +20,13 @@ class TagmaKVCacheBlocks(KVCacheBlocks):
         allow_none: bool = False,
         *,
         group_ids: Sequence[int] | None = None,
-    ) -> tuple[list[int], ...] | None:
+    ) -> tuple[Sequence[int], ...] | None:
         if group_ids is None:
             group_ids = range(len(self.blocks))
         groups = [self.blocks[group_id] for group_id in group_ids]
         if allow_none and not any(groups):
             return None
-        return tuple(block_ids_of(group) for group in groups)
+        return tuple(sendable_ids_of(group) for group in groups)
 
 
 class TagmaKVCacheManager(KVCacheManager):
