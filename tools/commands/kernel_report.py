@@ -1,0 +1,42 @@
+"""`kernel-report`: what the kernels compile to, without a GPU."""
+
+import click
+
+from tools import console
+from tools.builder import ensure_built
+from tools.cli import Settings, json_option
+from tools.kernel_report import KernelReport
+from tools.outcome import Outcome, Report
+from tools.source import Sdist
+from tools.tree import Tree
+
+
+@click.command("kernel-report")
+@json_option
+@click.pass_obj
+def command(settings: Settings, as_json: bool) -> None:
+    """Count global loads and stores, registers and spills of both write paths.
+
+    Compiles for sm_80, 90, 100 and 120, which needs no GPU.
+
+    Example: python -m tools kernel-report
+    """
+    project = settings.project
+    with project.lock():
+        Tree(project).apply(Sdist(project.cache))
+        ensure_built(project)
+    with console.step("compile the kernels for GPUs"):
+        report = KernelReport.make(project)
+    markdown, data = report.write(project.build / "bench")
+    if not as_json:
+        console.show_table(report.table())
+    console.show(
+        Report(
+            "kernel-report",
+            Outcome.DONE,
+            f"{len(report.codes)} kernels compiled by Triton {report.triton}",
+            details=(f"as Markdown: {markdown}", f"as JSON: {data}"),
+            data=report.to_data(),
+        ),
+        as_json,
+    )
