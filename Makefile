@@ -9,8 +9,9 @@ SECONDS ?= 60
 TOOLS := build/tools/bin/python -m tools
 READY := build/tools/ready
 
-.PHONY: serve test apply build develop demo bench-engine bench-host kernel-report
-.PHONY: soak fuzz replay export lock lint clean status push pop refresh lint-series
+.PHONY: serve test apply build develop demo bench-engine bench-host bench-kernel
+.PHONY: kernel-report soak fuzz replay export lock lint clean status push pop refresh
+.PHONY: lint-series
 .DEFAULT_GOAL := serve
 
 serve: $(READY) ## all of the below where needed, then a server with the tagma backend
@@ -40,7 +41,10 @@ bench-host: $(READY) ## the paged and the tagma manager on the scheduler's threa
 soak: $(READY) ## 200,000 steps of the scheduler on a full pool
 	$(TOOLS) soak
 
-kernel-report: $(READY) ## what the write path's kernels compile to; needs no GPU
+bench-kernel: $(READY) ## the write path's kernels beside the paged ones, on a GPU
+	$(TOOLS) bench-kernel
+
+kernel-report: $(READY) ## what those kernels compile to; needs no GPU
 	$(TOOLS) kernel-report
 
 fuzz: $(READY) ## the C++ engine under libFuzzer for SECONDS
