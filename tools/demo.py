@@ -349,6 +349,16 @@ def backend_of(metrics: str) -> str:
     return found[1] if found else "unknown"
 
 
+def write_path_of(log: str) -> str:
+    """Return the write path that a server's log names; paged names none.
+
+    >>> write_path_of('INFO …] KV cache write path: tagma, slot mappings …')
+    'tagma'
+    """
+    found = re.search(r"KV cache write path: (\w+)", log)
+    return found[1] if found else "paged"
+
+
 @dataclass(frozen=True)
 class Result:
     """The end of a demo.
@@ -486,13 +496,17 @@ class Demo:
 
 
 def _check_backend(server: Server, backend: str) -> None:
-    found = backend_of(server.metrics())
-    if found != backend:
-        raise ToolError(
-            Outcome.DIFFERENT,
-            f"the server was asked for the backend {backend} and says {found}",
-            (f"Read {server.log}",),
-        )
+    runs = {
+        "backend": backend_of(server.metrics()),
+        "write path": write_path_of(server.log.read_text("utf-8", "replace")),
+    }
+    for what, found in runs.items():
+        if found != backend:
+            raise ToolError(
+                Outcome.DIFFERENT,
+                f"the server was asked for the {what} {backend} and says {found}",
+                (f"Read {server.log}",),
+            )
 
 
 def _tokenize(server: Server, text: str) -> list[int]:

@@ -212,6 +212,12 @@ def test_values_of_the_servers_metrics() -> None:
     assert demo.backend_of("# nothing\n") == "unknown"
 
 
+def test_the_write_path_is_read_from_the_log() -> None:
+    line = "(EngineCore pid=7) INFO 11-29 [x.py:9] KV cache write path: tagma, slot …"
+    assert demo.write_path_of(f"INFO ready\n{line}\n") == "tagma"
+    assert demo.write_path_of("INFO ready\n") == "paged"
+
+
 SCHEDULER = """\
 class Manager:
     def get_block_ids(self, request_id):
