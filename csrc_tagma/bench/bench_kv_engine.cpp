@@ -3,14 +3,14 @@
 
 // Host benchmark of the range engine beside its yardsticks.
 //
-//   bench_kv_engine [ROUNDS] > results.json
+//   bench_kv_engine [ROUNDS [SCENARIO]] > results.json
 //
 // A scenario runs in rounds. A round builds its state, makes one call that is
 // not timed, then times the rest together. The implementations of a scenario
 // take turns round by round, so that a slow phase of the machine hits them
 // alike. Rounds last about a millisecond, less than a time slice, so that some
 // are not interrupted even on a busy machine. Printed are nanoseconds per call
-// over the rounds.
+// over the rounds. SCENARIO is a part of the names of those to run.
 
 #include <algorithm>
 #include <chrono>
@@ -75,13 +75,18 @@ Contender<Setup> contender(const char* name, Setup setup) {
 
 class Report {
  public:
-  explicit Report(int rounds) : rounds_(rounds) {}
+  // `filter` is a part of the names of the scenarios to run.
+  Report(int rounds, std::string_view filter)
+      : rounds_(rounds), filter_(filter) {}
 
   // Times each contender for `calls` calls a round. `live` is how many
   // requests are live, `blocks` how many blocks a call handles.
   template <typename... Setups>
   void compare(const char* scenario, int live, int blocks, int64_t calls,
                const Contender<Setups>&... contenders) {
+    if (std::string_view(scenario).find(filter_) == std::string_view::npos) {
+      return;
+    }
     std::vector<std::vector<double>> samples(sizeof...(contenders));
     for (int round = 0; round < rounds_; ++round) {
       size_t i = 0;
@@ -140,6 +145,7 @@ class Report {
   }
 
   const int rounds_;
+  const std::string_view filter_;
   std::string results_;
 };
 
@@ -782,8 +788,8 @@ void bench_read(Report* report) {
       }));
 }
 
-void run(int rounds) {
-  Report report(rounds);
+void run(int rounds, std::string_view filter) {
+  Report report(rounds, filter);
   bench_offsets(&report);
   bench_alone(&report);
   for (const int live : {512, 4096}) {
@@ -806,10 +812,10 @@ void run(int rounds) {
 
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 30;
-  if (argc > 2 || rounds < 2) {
-    std::fprintf(stderr, "usage: bench_kv_engine [ROUNDS >= 2]\n");
+  if (argc > 3 || rounds < 2) {
+    std::fprintf(stderr, "usage: bench_kv_engine [ROUNDS >= 2 [SCENARIO]]\n");
     return 2;
   }
-  vllm::tagma::bench::run(rounds);
+  vllm::tagma::bench::run(rounds, argc > 2 ? argv[2] : "");
   return 0;
 }
