@@ -21,11 +21,7 @@ namespace vllm::tagma {
 class EvictionQueue {
  public:
   explicit EvictionQueue(int32_t num_blocks)
-      : tags_(num_blocks),
-        starts_(num_blocks),
-        stamps_(num_blocks),
-        prev_(num_blocks),
-        next_(num_blocks) {}
+      : tags_(num_blocks), starts_(num_blocks), nodes_(num_blocks) {}
 
   int32_t num_blocks() const { return num_blocks_; }
   int32_t num_segments() const { return num_segments_; }
@@ -33,7 +29,7 @@ class EvictionQueue {
   // Start of the least recently used segment, or kNoBlock.
   int32_t oldest() const { return head_; }
   // Start of the next more recently used one, or kNoBlock.
-  int32_t after(int32_t start) const { return next_[start]; }
+  int32_t after(int32_t start) const { return nodes_[start].links.next; }
 
   int32_t length_from(int32_t block) const { return tags_.length_from(block); }
   int32_t length_to(int32_t block) const { return tags_.length_to(block); }
@@ -48,8 +44,8 @@ class EvictionQueue {
   // How recently a segment was used, from 0 for the oldest to 1. Time goes on
   // with the blocks that become cache-only.
   float recency(int32_t start) const {
-    const int64_t oldest = stamps_[head_];
-    const int64_t age = stamps_[start] - oldest;
+    const int64_t oldest = nodes_[head_].stamp;
+    const int64_t age = nodes_[start].stamp - oldest;
     return static_cast<float>(age) / static_cast<float>(now_ - oldest + 1);
   }
 
@@ -77,8 +73,8 @@ class EvictionQueue {
   // Calls `visit(segment, stamp)` for each, the oldest first.
   template <typename Visit>
   void for_each(Visit visit) const {
-    for (int32_t s = head_; s != kNoBlock; s = next_[s]) {
-      visit(Range{s, length_from(s)}, stamps_[s]);
+    for (int32_t s = head_; s != kNoBlock; s = nodes_[s].links.next) {
+      visit(Range{s, length_from(s)}, nodes_[s].stamp);
     }
   }
 
@@ -86,32 +82,30 @@ class EvictionQueue {
   // Adds `segment` before that at `successor`, or as the last if kNoBlock.
   void add(Range segment, int64_t stamp, int32_t successor) {
     const int32_t start = segment.start;
-    const int32_t prev = successor == kNoBlock ? tail_ : prev_[successor];
+    const int32_t prev =
+        successor == kNoBlock ? tail_ : nodes_[successor].links.prev;
     tags_.set(segment);
     starts_.insert(start);
-    stamps_[start] = stamp;
-    prev_[start] = prev;
-    next_[start] = successor;
-    (prev == kNoBlock ? head_ : next_[prev]) = start;
-    (successor == kNoBlock ? tail_ : prev_[successor]) = start;
+    nodes_[start] = {stamp, {prev, successor}};
+    (prev == kNoBlock ? head_ : nodes_[prev].links.next) = start;
+    (successor == kNoBlock ? tail_ : nodes_[successor].links.prev) = start;
     ++num_segments_;
   }
 
   void drop(Range segment) {
-    const int32_t prev = prev_[segment.start];
-    const int32_t next = next_[segment.start];
+    const auto [prev, next] = nodes_[segment.start].links;
     tags_.clear(segment);
     starts_.erase(segment.start);
-    (prev == kNoBlock ? head_ : next_[prev]) = next;
-    (next == kNoBlock ? tail_ : prev_[next]) = prev;
+    (prev == kNoBlock ? head_ : nodes_[prev].links.next) = next;
+    (next == kNoBlock ? tail_ : nodes_[next].links.prev) = prev;
     --num_segments_;
   }
 
   void remove_part(Range segment, Range part) {
     const Range left{segment.start, part.start - segment.start};
     const Range right{part.end(), segment.end() - part.end()};
-    const int64_t stamp = stamps_[segment.start];
-    int32_t successor = next_[segment.start];
+    const int64_t stamp = nodes_[segment.start].stamp;
+    int32_t successor = nodes_[segment.start].links.next;
     if (left.count > 0) {
       tags_.clear(segment);
       tags_.set(left);
@@ -124,12 +118,14 @@ class EvictionQueue {
     }
   }
 
+  struct Node {
+    int64_t stamp;  // When its blocks became cache-only.
+    Links links;
+  };
+
   BoundaryTags tags_;
   BlockSet starts_;
-  // Of a segment, at its first block.
-  BlockArray<int64_t> stamps_;
-  BlockArray<int32_t> prev_;
-  BlockArray<int32_t> next_;
+  BlockArray<Node> nodes_;  // Of a segment, at its first block.
   int32_t head_ = kNoBlock;
   int32_t tail_ = kNoBlock;
   int32_t num_segments_ = 0;
@@ -141,11 +137,12 @@ inline std::string EvictionQueue::check(int32_t num_blocks) const {
   int32_t segments = 0;
   int32_t blocks = 0;
   int32_t prev = kNoBlock;
-  for (int32_t s = head_; s != kNoBlock; prev = s, s = next_[s]) {
+  for (int32_t s = head_; s != kNoBlock; prev = s, s = nodes_[s].links.next) {
     const int32_t count = length_from(s);
-    if (count == 0 || length_to(s + count) != count || prev_[s] != prev ||
-        !starts_.contains(s) || stamps_[s] > now_ ||
-        (prev != kNoBlock && stamps_[s] < stamps_[prev]) ||
+    if (count == 0 || length_to(s + count) != count ||
+        nodes_[s].links.prev != prev || !starts_.contains(s) ||
+        nodes_[s].stamp > now_ ||
+        (prev != kNoBlock && nodes_[s].stamp < nodes_[prev].stamp) ||
         ++segments > num_segments_) {
       return "eviction queue is broken at block " + std::to_string(s);
     }

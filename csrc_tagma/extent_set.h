@@ -44,6 +44,12 @@ class BlockArray {
   std::unique_ptr<T, Free> data_;
 };
 
+// An element of a list: the blocks that stand for its neighbours, or kNoBlock.
+struct Links {
+  int32_t prev;
+  int32_t next;
+};
+
 // Loops over a counter for each block, four at a time: they are the price of a
 // long range, and compilers do not vectorise them at every level.
 class Counters {
@@ -160,6 +166,11 @@ class BoundaryTags {
     tags_[range.start] = range.count;
   }
   void clear(Range range) { tags_[range.end() - 1] = tags_[range.start] = 0; }
+  // Shortens a stretch at its front by `count` blocks, but not to nothing.
+  void cut_front(Range range, int32_t count) {
+    tags_[range.start] = 0;
+    set({range.start + count, range.count - count});
+  }
   int32_t tag(int32_t block) const { return tags_[block]; }
 
  private:
@@ -178,7 +189,7 @@ class ExtentSet {
   };
 
   explicit ExtentSet(int32_t num_blocks)
-      : tags_(num_blocks), prev_(num_blocks), next_(num_blocks) {
+      : tags_(num_blocks), links_(num_blocks) {
     heads_.fill(kNoBlock);
   }
 
@@ -215,9 +226,27 @@ class ExtentSet {
     return range;
   }
 
+  // Removes the first `count` blocks of `extent`. An extent's place in its list
+  // is kept at its last block, so that growth into its front, the most frequent
+  // operation, mostly leaves the lists alone.
+  [[gnu::always_inline]] inline void cut_front(Range extent, int32_t count) {
+    if (count == extent.count) {
+      remove(extent);
+      return;
+    }
+    const Range rest{extent.start + count, extent.count - count};
+    tags_.cut_front(extent, count);
+    num_blocks_ -= count;
+    const int from = size_class_of(extent.count);
+    const int to = size_class_of(rest.count);
+    if (from != to) {
+      relink(from, to, rest.end() - 1);
+    }
+  }
+
   // Removes `part` of `extent`.
   void cut(Range extent, Range part) {
-    if (part.start == extent.start && part.count < extent.count) {
+    if (part.start == extent.start) {
       cut_front(extent, part.count);
       return;
     }
@@ -235,7 +264,7 @@ class ExtentSet {
                          : first_at_or_below(kLevels * kSteps - 1);
   }
   Cursor after(Cursor at) const {
-    const int32_t next = next_[at.last];
+    const int32_t next = links_[at.last].next;
     return next != kNoBlock ? Cursor{at.size_class, next}
                             : first_at_or_below(at.size_class - 1);
   }
@@ -249,7 +278,8 @@ class ExtentSet {
   // less than 1/32.
   Range longest() const {
     Range longest{0, 0};
-    for (int32_t last = top().last; last != kNoBlock; last = next_[last]) {
+    for (int32_t last = top().last; last != kNoBlock;
+         last = links_[last].next) {
       const int32_t count = tags_.length_to(last + 1);
       if (count > longest.count) {
         longest = {last + 1 - count, count};
@@ -314,28 +344,17 @@ class ExtentSet {
     return {found, heads_[found]};
   }
 
-  // An extent's place in its list is kept at its last block, so that growth
-  // into its front, the most frequent operation, mostly leaves the lists alone.
-  void cut_front(Range extent, int32_t count) {
-    const Range rest{extent.start + count, extent.count - count};
-    tags_.clear(extent);
-    tags_.set(rest);
-    num_blocks_ -= count;
-    const int from = size_class_of(extent.count);
-    const int to = size_class_of(rest.count);
-    if (from != to) {
-      unlink(from, rest.end() - 1);
-      link(to, rest.end() - 1);
-    }
+  [[gnu::noinline]] void relink(int from, int to, int32_t last) {
+    unlink(from, last);
+    link(to, last);
   }
 
   void link(int c, int32_t last) {
     const int32_t head = heads_[c];
-    prev_[last] = kNoBlock;
-    next_[last] = head;
+    links_[last] = {kNoBlock, head};
     heads_[c] = last;
     if (head != kNoBlock) {
-      prev_[head] = last;
+      links_[head].prev = last;
       return;
     }
     bitmap_[c / kSteps] |= uint32_t{1} << (c % kSteps);
@@ -343,13 +362,13 @@ class ExtentSet {
   }
 
   void unlink(int c, int32_t last) {
-    const int32_t prev = prev_[last];
-    const int32_t next = next_[last];
+    const int32_t prev = links_[last].prev;
+    const int32_t next = links_[last].next;
     if (next != kNoBlock) {
-      prev_[next] = prev;
+      links_[next].prev = prev;
     }
     if (prev != kNoBlock) {
-      next_[prev] = next;
+      links_[prev].next = next;
       return;
     }
     heads_[c] = next;
@@ -362,9 +381,7 @@ class ExtentSet {
   }
 
   BoundaryTags tags_;
-  // Links of the size-class lists, at an extent's last block.
-  BlockArray<int32_t> prev_;
-  BlockArray<int32_t> next_;
+  BlockArray<Links> links_;  // Of the size-class lists, at the last block.
   std::array<int32_t, kLevels * kSteps> heads_;  // By size class.
   std::array<uint32_t, kLevels> bitmap_{};       // Non-empty size classes.
   uint32_t summary_ = 0;                         // Non-zero words of bitmap_.
@@ -381,10 +398,10 @@ inline std::string ExtentSet::check(int32_t num_blocks) const {
       return "bitmap is wrong for size class " + std::to_string(c);
     }
     int32_t prev = kNoBlock;
-    for (int32_t e = heads_[c]; e != kNoBlock; prev = e, e = next_[e]) {
+    for (int32_t e = heads_[c]; e != kNoBlock; prev = e, e = links_[e].next) {
       const int32_t count = length_to(e + 1);
       if (count == 0 || length_from(e + 1 - count) != count ||
-          size_class_of(count) != c || prev_[e] != prev ||
+          size_class_of(count) != c || links_[e].prev != prev ||
           ++listed > num_extents_) {
         return "list of size class " + std::to_string(c) +
                " is broken at block " + std::to_string(e);

@@ -155,6 +155,15 @@ class KVAllocator {
       return {Status::kBadCount, count};
     }
     const int64_t rounded = align_up(count);
+    if (!request->empty()) {
+      const int32_t end = request->ranges_.back().end();
+      const int32_t behind = free_.length_from(end);
+      if (behind >= rounded && is_run(end)) {
+        grow_in_place(request, static_cast<int32_t>(rounded), end, behind,
+                      appended);
+        return {};
+      }
+    }
     if (rounded > available_) {
       return {Status::kOutOfBlocks, available_};
     }
@@ -162,28 +171,7 @@ class KVAllocator {
     if (appended != nullptr) {
       appended->clear();
     }
-    if (request->empty()) {
-      return extend_by_windows(request, n, kNoBlock, appended);
-    }
-    const int32_t end = request->ranges_.back().end();
-    const int32_t behind = free_.length_from(end);
-    if (behind < n && (has_room(n, wanted_headroom(growth(*request, n))) ||
-                       reach(end, n) < n)) {
-      return extend_by_windows(request, n, end - 1, appended);
-    }
-    reserve_evicted();
-    if (appended != nullptr) {
-      appended->append({end, n});  // May fail, so before anything changes.
-    }
-    if (behind >= n && mixed_.length_from(end) == 0) {
-      free_.cut({end, behind}, {end, n});
-      hold({end, n});
-    } else {
-      take(window_at({end, n}, end));
-    }
-    request->append({end, n});
-    grew(request, n, end - 1);
-    return {};
+    return extend_further(request, n, appended);
   }
 
   // Adds a request reference to each of `blocks`, none of which may be free,
@@ -497,6 +485,11 @@ class KVAllocator {
     }
   }
 
+  // Whether the free extent that starts at `block` is a run.
+  bool is_run(int32_t block) const {
+    return mixed_.num_extents() == 0 || mixed_.length_from(block) == 0;
+  }
+
   // The mixed run that `block` is in, of length 0 if it is in none.
   Range run_of(int32_t block) const {
     if (mixed_.num_extents() > 0) {
@@ -693,6 +686,49 @@ class KVAllocator {
       }
     }
     return ranges;
+  }
+
+  // The part of extend() that nearly every call comes to: the next `n` of the
+  // `behind` free blocks behind the request, which are a run.
+  [[gnu::always_inline]] inline void grow_in_place(RangeList* request,
+                                                   int32_t n, int32_t end,
+                                                   int32_t behind,
+                                                   RangeList* appended) {
+    if (appended != nullptr) {
+      appended->clear();
+      appended->append({end, n});  // May fail, so before anything changes.
+    }
+    free_.cut_front({end, behind}, n);
+    hold({end, n});
+    request->lengthen(n);
+    headroom_[end - 1] = 0;
+    request->grown_ = growth(*request, n);
+    headroom_[end + n - 1] = wanted_headroom(request->grown_);
+    if (request->bucket_ == RangeList::kNoBucket) {
+      track(request);
+    }
+  }
+
+  // The part of extend() for what is not just free behind the request.
+  [[gnu::noinline]] Result extend_further(RangeList* request, int32_t n,
+                                          RangeList* appended) {
+    if (request->empty()) {
+      return extend_by_windows(request, n, kNoBlock, appended);
+    }
+    const int32_t end = request->ranges_.back().end();
+    if (free_.length_from(end) < n &&
+        (has_room(n, wanted_headroom(growth(*request, n))) ||
+         reach(end, n) < n)) {
+      return extend_by_windows(request, n, end - 1, appended);
+    }
+    reserve_evicted();
+    if (appended != nullptr) {
+      appended->append({end, n});  // May fail, so before anything changes.
+    }
+    take(window_at({end, n}, end));
+    request->lengthen(n);
+    grew(request, n, end - 1);
+    return {};
   }
 
   // The part of extend() that adds ranges. `last` is the request's last block.

@@ -67,7 +67,7 @@ class RangeList {
   // A copy has the same blocks but is no request of any allocator.
   RangeList(const RangeList& other)
       : ranges_(other.ranges_),
-        first_(other.first_),
+        ends_(other.ends_),
         num_blocks_(other.num_blocks_) {}
   RangeList& operator=(const RangeList& other) {
     return *this = RangeList(other);
@@ -78,10 +78,16 @@ class RangeList {
   bool empty() const { return ranges_.empty(); }
   const std::vector<Range>& ranges() const { return ranges_; }
 
-  // The block at `index`, which must be in [0, num_blocks()). O(log ranges).
+  // The block at `index`, which must be in [0, num_blocks()). O(log ranges),
+  // and O(1) in the last range, where a request decodes.
   int32_t at(int64_t index) const {
+    const Range& last = ranges_.back();
+    const int64_t from_end = num_blocks_ - index;
+    if (from_end <= last.count) {
+      return last.end() - static_cast<int32_t>(from_end);
+    }
     const size_t r = range_of(index);
-    return ranges_[r].start + static_cast<int32_t>(index - first_[r]);
+    return ranges_[r].start + static_cast<int32_t>(index - first_of(r));
   }
 
   // Calls `visit(block)` for the blocks at [start, stop), which must be in
@@ -93,7 +99,7 @@ class RangeList {
     }
     int64_t left = stop - start;
     size_t r = range_of(start);
-    int64_t offset = start - first_[r];
+    int64_t offset = start - first_of(r);
     for (; left > 0; ++r, offset = 0) {
       const Range& range = ranges_[r];
       const int64_t n = std::min(left, range.count - offset);
@@ -110,7 +116,7 @@ class RangeList {
 
   void reserve(size_t extra_ranges) {
     reserve_more(ranges_, extra_ranges);
-    reserve_more(first_, extra_ranges);
+    reserve_more(ends_, extra_ranges);
   }
 
   // Whether append() would lengthen the last range instead of adding one.
@@ -118,20 +124,31 @@ class RangeList {
     return !ranges_.empty() && ranges_.back().end() == start;
   }
 
-  void append(Range range) {
+  [[gnu::always_inline]] inline void append(Range range) {
     if (merges(range.start)) {
-      ranges_.back().count += range.count;
-    } else {
-      reserve(1);
-      ranges_.push_back(range);
-      first_.push_back(num_blocks_);
+      lengthen(range.count);
+      return;
     }
+    if (!ranges_.empty()) {
+      append_end();
+    }
+    // Member by member: copying a whole Range that was just put together waits
+    // for both of its stores.
+    Range& last = ranges_.emplace_back();
+    last.start = range.start;
+    last.count = range.count;
     num_blocks_ += range.count;
+  }
+
+  // Appends the `count` blocks behind the last range, of which there is one.
+  void lengthen(int32_t count) {
+    ranges_.back().count += count;
+    num_blocks_ += count;
   }
 
   void clear() {
     ranges_.clear();
-    first_.clear();
+    ends_.clear();
     num_blocks_ = 0;
     grown_ = kNotExtended;
     bucket_ = kNoBucket;
@@ -140,13 +157,24 @@ class RangeList {
  private:
   friend class KVAllocator;
 
+  [[gnu::noinline]] void append_end() {
+    reserve(1);  // So that either both are appended or none is.
+    ends_.push_back(num_blocks_);
+  }
+
   size_t range_of(int64_t index) const {
-    return std::upper_bound(first_.begin(), first_.end(), index) -
-           first_.begin() - 1;
+    return std::upper_bound(ends_.begin(), ends_.end(), index) - ends_.begin();
+  }
+
+  // Index of the range's first block.
+  int64_t first_of(size_t range) const {
+    return range == 0 ? 0 : ends_[range - 1];
   }
 
   std::vector<Range> ranges_;
-  std::vector<int64_t> first_;  // Index of each range's first block.
+  // Index of the block behind each range but the last one: most lists have a
+  // single range, and need none.
+  std::vector<int64_t> ends_;
   int64_t num_blocks_ = 0;
 
   // Kept for the allocator whose request this is.
