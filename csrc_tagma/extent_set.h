@@ -50,34 +50,79 @@ struct Links {
   int32_t next;
 };
 
-// Loops over a counter for each block, four at a time: they are the price of a
+// Loops over a counter for each block, eight at a time: they are the price of a
 // long range, and compilers do not vectorise them at every level.
 class Counters {
  public:
   static void fill(int32_t* data, int32_t count, int32_t value) {
-    const Four four = {value, value, value, value};
+    const Four four = splat(value);
     for (; count >= 4; count -= 4, data += 4) {
-      std::memcpy(data, &four, sizeof(four));
+      store(data, four);
     }
-    std::fill_n(data, count, value);
+    for (; count > 0; --count, ++data) {
+      *data = value;
+    }
+  }
+
+  static void add(int32_t* data, int32_t count, int32_t value) {
+    const Four four = splat(value);
+    for (; count >= 4; count -= 4, data += 4) {
+      store(data, load(data) + four);
+    }
+    for (; count > 0; --count, ++data) {
+      *data += value;
+    }
   }
 
   static bool all_equal(const int32_t* data, int32_t count, int32_t value) {
-    const Four four = {value, value, value, value};
-    Four differ = {0, 0, 0, 0};
-    for (; count >= 4; count -= 4, data += 4) {
-      Four loaded;
-      std::memcpy(&loaded, data, sizeof(loaded));
-      differ |= loaded ^ four;
-    }
-    for (; count > 0; --count, ++data) {
-      differ[0] |= *data ^ value;
-    }
-    return (differ[0] | differ[1] | differ[2] | differ[3]) == 0;
+    return none(data, count, [value](auto x) { return x ^ value; });
+  }
+  static bool all_at_least(const int32_t* data, int32_t count, int32_t low) {
+    return none(data, count, [low](auto x) { return x < low; });
+  }
+  static bool all_in(const int32_t* data, int32_t count, int32_t low,
+                     int32_t high) {
+    return none(data, count, [=](auto x) { return (x < low) | (x > high); });
   }
 
  private:
   using Four = int32_t __attribute__((vector_size(16)));
+
+  static Four splat(int32_t value) { return Four{value, value, value, value}; }
+  static Four load(const int32_t* data) {
+    Four four;
+    std::memcpy(&four, data, sizeof(four));
+    return four;
+  }
+  static void store(int32_t* data, Four four) {
+    std::memcpy(data, &four, sizeof(four));
+  }
+
+  // Whether `bits(counter)` has none set, for all counters.
+  template <typename Bits>
+  static bool none(const int32_t* data, int32_t count, Bits bits) {
+    int32_t rest = 0;
+    if (count < 4) {
+      for (; count > 0; --count, ++data) {
+        rest |= bits(*data);
+      }
+      return rest == 0;
+    }
+    // Counters at the end are looked at twice rather than one by one.
+    Four any = bits(load(data + count - 4));
+    Four other = splat(0);
+    for (; count >= 8; count -= 8, data += 8) {
+      any |= bits(load(data));
+      other |= bits(load(data + 4));
+    }
+    if (count >= 4) {
+      other |= bits(load(data));
+    }
+    any |= other;
+    std::array<uint64_t, 2> halves;
+    std::memcpy(halves.data(), &any, sizeof(any));
+    return (halves[0] | halves[1]) == 0;
+  }
 };
 
 // A set of blocks that finds the member at or before a block, in O(log64).

@@ -210,6 +210,10 @@ class KVAllocator {
     const int64_t most =
         INT32_MAX - std::min<int64_t>(blocks.num_blocks(), INT32_MAX);
     for (const Range& range : blocks.ranges_) {
+      if (Counters::all_in(&refs_[range.start], range.count, 1,
+                           static_cast<int32_t>(most))) {
+        continue;
+      }
       for (int32_t b = range.start; b < range.end(); ++b) {
         if (refs_[b] == 0 && !is_cached(b)) {
           return {Status::kBlockFree, b};
@@ -228,16 +232,22 @@ class KVAllocator {
   // Drops a request reference of each block, last block first, and clears the
   // list. Blocks that only the cache holds then are the most recently used.
   Result release(RangeList* blocks) {
-    if (const Result checked = check_releasable(*blocks); !checked.ok()) {
-      return checked;
-    }
     // Blocks of a request build on each other, those of any list need not.
     const bool is_chain = blocks->bucket_ != RangeList::kNoBucket;
-    for (size_t i = blocks->num_ranges(); i-- > 0;) {
-      if (is_chain && i > 0) {
-        link_chain(blocks->ranges_[i - 1].end() - 1, blocks->ranges_[i].start);
+    if (const Result checked = check_blocks(*blocks); !checked.ok()) {
+      return checked;
+    }
+    if (blocks->num_ranges() != 1 || !drop_alike(blocks->ranges_.front())) {
+      if (const Result checked = check_releasable(*blocks); !checked.ok()) {
+        return checked;
       }
-      drop_refs(blocks->ranges_[i]);
+      for (size_t i = blocks->num_ranges(); i-- > 0;) {
+        if (is_chain && i > 0) {
+          link_chain(blocks->ranges_[i - 1].end() - 1,
+                     blocks->ranges_[i].start);
+        }
+        drop_refs(blocks->ranges_[i]);
+      }
     }
     if (is_chain) {
       placement_.observe(blocks->grown_);
@@ -1113,8 +1123,17 @@ class KVAllocator {
 
   // ---- References. ----
 
+  // Whether each of the blocks has `count` request references or more.
+  bool has_refs(Range range, int32_t count) const {
+    return Counters::all_at_least(&refs_[range.start], range.count, count);
+  }
+
   // Adds a request reference to blocks none of which is free.
   void add_refs(Range range) {
+    if (has_refs(range, 1)) {
+      Counters::add(&refs_[range.start], range.count, 1);
+      return;
+    }
     int32_t b = range.start;
     while (b < range.end()) {
       if (refs_[b] > 0) {
@@ -1154,16 +1173,28 @@ class KVAllocator {
     available_ -= range.count;
   }
 
+  // Drops a request reference of each block, if either all have just one or all
+  // have more. Returns whether they do.
+  bool drop_alike(Range range) {
+    int32_t* refs = &refs_[range.start];
+    if (*refs == 1 && Counters::all_equal(refs, range.count, 1)) {
+      Counters::fill(refs, range.count, 0);
+      let_go(range);
+      return true;
+    }
+    if (*refs > 1 && has_refs(range, 2)) {
+      Counters::add(refs, range.count, -1);
+      return true;
+    }
+    return false;
+  }
+
   // Drops a request reference of each block; all have one.
   void drop_refs(Range range) {
-    if (Counters::all_equal(&refs_[range.start], range.count, 1)) {
-      Counters::fill(&refs_[range.start], range.count, 0);
-      let_go(range);
+    if (drop_alike(range)) {
       return;
     }
-    for (int32_t b = range.start; b < range.end(); ++b) {
-      --refs_[b];
-    }
+    Counters::add(&refs_[range.start], range.count, -1);
     int32_t b = range.end();
     while (b > range.start) {
       if (refs_[b - 1] > 0) {
@@ -1250,29 +1281,23 @@ class KVAllocator {
   // A block may be listed in several ranges, so this drops the references on
   // trial and puts them back.
   Result check_releasable(const RangeList& blocks) {
-    if (const Result checked = check_blocks(blocks); !checked.ok()) {
-      return checked;
-    }
-    const int32_t trial = blocks.num_ranges() > 1 ? 1 : 0;
     const Range* lacking = nullptr;
     int32_t b = 0;  // The first block without a reference, of that range.
     const Range* range = blocks.ranges_.data();
     const Range* const end = range + blocks.num_ranges();
     for (; range != end && lacking == nullptr; ++range) {
-      if (trial == 0 &&
-          Counters::all_equal(&refs_[range->start], range->count, 1)) {
+      if (has_refs(*range, 1)) {
+        Counters::add(&refs_[range->start], range->count, -1);
         continue;
       }
-      for (b = range->start; b < range->end() && refs_[b] > 0; ++b) {
-        refs_[b] -= trial;
+      for (b = range->start; refs_[b] > 0; ++b) {
+        --refs_[b];
       }
-      lacking = b < range->end() ? range : nullptr;
+      lacking = range;
     }
-    while (trial > 0 && range-- != blocks.ranges_.data()) {
+    while (range-- != blocks.ranges_.data()) {
       const int32_t stop = range == lacking ? b : range->end();
-      for (int32_t i = range->start; i < stop; ++i) {
-        ++refs_[i];
-      }
+      Counters::add(&refs_[range->start], stop - range->start, 1);
     }
     if (lacking != nullptr) {
       return {Status::kBlockNotHeld, b};
