@@ -723,13 +723,13 @@ class KVAllocator {
   [[gnu::noinline]] Result extend_further(RangeList* request, int32_t n,
                                           RangeList* appended) {
     if (request->empty()) {
-      return extend_by_windows(request, n, kNoBlock, appended);
+      return extend_empty(request, n, appended);
     }
     const int32_t end = request->ranges_.back().end();
     if (free_.length_from(end) < n &&
         (has_room(n, wanted_headroom(growth(*request, n))) ||
          reach(end, n) < n)) {
-      return extend_by_windows(request, n, end - 1, appended);
+      return extend_by_windows(request, n, end - 1, Window(), appended);
     }
     reserve_evicted();
     if (appended != nullptr) {
@@ -741,9 +741,31 @@ class KVAllocator {
     return {};
   }
 
-  // The part of extend() that adds ranges. `last` is the request's last block.
+  // The part of extend() for a request's first blocks: mostly one window.
+  Result extend_empty(RangeList* request, int32_t n, RangeList* appended) {
+    Window window;
+    if (!find_window(n, wanted_headroom(growth(*request, n)), &window) ||
+        window.range.count < n) {
+      return extend_by_windows(request, n, kNoBlock, window, appended);
+    }
+    request->reserve(1);
+    if (appended != nullptr) {
+      appended->reserve(1);
+    }
+    reserve_evicted();
+    take(window);
+    request->append(window.range);
+    if (appended != nullptr) {
+      appended->append(window.range);
+    }
+    grew(request, n, kNoBlock);
+    return {};
+  }
+
+  // The part of extend() that adds ranges. `last` is the request's last block,
+  // `found` the best window for all of `n`, if that was looked for.
   Result extend_by_windows(RangeList* request, int32_t n, int32_t last,
-                           RangeList* appended) {
+                           const Window& found, RangeList* appended) {
     const int32_t end = last == kNoBlock ? num_blocks_ : last + 1;
     const int32_t run_behind =
         std::max(free_.length_from(end), mixed_.length_from(end));
@@ -792,13 +814,16 @@ class KVAllocator {
     // Without cached blocks a window that does not hold all is a longest run.
     bool may_choose = true;
     for (int chosen = 0; left > 0; ++chosen) {
-      Window window;
+      Window window = chosen == 0 ? found : Window();
       may_choose &= chosen < kMaxChosen || queue_.num_blocks() == 0;
-      bool found = may_choose && find_window(left, headroom, &window);
-      if (found && window.range.count < left && queue_.num_blocks() > 0) {
-        found = may_choose = fits(left, 2);
+      bool is_found = may_choose;
+      if (is_found && window.range.count == 0) {
+        is_found = find_window(left, headroom, &window);
       }
-      if (!found) {
+      if (is_found && window.range.count < left && queue_.num_blocks() > 0) {
+        is_found = may_choose = fits(left, 2);
+      }
+      if (!is_found) {
         const Range run = longest_run();
         window = window_at({run.start, std::min(left, run.count)}, run.start);
       }
@@ -988,7 +1013,7 @@ class KVAllocator {
   // Chooses from the largest free extents the one that leaves most room, or if
   // none has `count` blocks, all of the largest. Returns whether one has.
   bool choose_extent(int32_t count, int32_t own, Choice* choice) const {
-    Window best;
+    Range best{0, 0};
     int32_t most_room = INT32_MIN;
     ExtentSet::Cursor at = free_.top();
     for (int i = 0; i < Placement::kExtents && at.last != kNoBlock;
@@ -998,23 +1023,14 @@ class KVAllocator {
         break;
       }
       const Range extent = free_.at(at);
-      if (extent.count < count) {
-        continue;
-      }
-      const int32_t reserved = reserved_before(extent.start);
-      const int32_t room = extent.count - count - reserved;
-      if (room > most_room) {
-        const int32_t offset =
-            Placement::offset(extent.count, count, reserved, own);
+      const int32_t room = extent.count - count - reserved_before(extent.start);
+      if (extent.count >= count && room > most_room) {
         most_room = room;
-        best = {{extent.start + align_down(offset), count},
-                extent.start,
-                Placement::room_cost(std::min(offset, reserved), reserved) +
-                    Placement::room_cost(extent.count - count - offset, own)};
+        best = extent;
       }
     }
-    if (best.range.count > 0) {
-      choose(best, choice);
+    if (best.count > 0) {
+      choose(window_in(best, count, own), choice);
       return true;
     }
     const Range longest = free_.longest();
@@ -1022,6 +1038,18 @@ class KVAllocator {
       choose({longest, longest.start, 0}, choice);
     }
     return false;
+  }
+
+  // The window for `count` blocks that shares the slack of a free extent.
+  Window window_in(Range extent, int32_t count, int32_t own) const {
+    const int32_t reserved = reserved_before(extent.start);
+    const int32_t offset =
+        Placement::offset(extent.count, count, reserved, own);
+    const int32_t behind = extent.count - count - offset;
+    return {{extent.start + align_down(offset), count},
+            extent.start,
+            Placement::room_cost(std::min(offset, reserved), reserved) +
+                Placement::room_cost(behind, own)};
   }
 
   int32_t reserved_before(int32_t block) const {
@@ -1213,6 +1241,12 @@ class KVAllocator {
   void let_go(Range range) {
     stats_.held_blocks -= range.count;
     Counters::fill(&headroom_[range.start], range.count, 0);
+    if (alignment_ == 1 && mixed_.num_extents() == 0 &&
+        stretch_start(range.start, range.end(), 0) == range.start) {
+      available_ += range.count;
+      free_.merge(range);
+      return;
+    }
     const Range left = groups_left(range);
     const Range run = left.count > 0 ? join_runs(left) : left;
     available_ += left.count;
@@ -1295,7 +1329,8 @@ class KVAllocator {
       }
       lacking = range;
     }
-    while (range-- != blocks.ranges_.data()) {
+    while (range != blocks.ranges_.data()) {
+      --range;
       const int32_t stop = range == lacking ? b : range->end();
       Counters::add(&refs_[range->start], stop - range->start, 1);
     }
