@@ -55,23 +55,32 @@ struct Links {
 class Counters {
  public:
   static void fill(int32_t* data, int32_t count, int32_t value) {
-    const Four four = splat(value);
-    for (; count >= 4; count -= 4, data += 4) {
-      store(data, four);
+    if (count < 4) {
+      for_rest(data, count, [value](int32_t& counter) { counter = value; });
+      return;
     }
-    for (; count > 0; --count, ++data) {
-      *data = value;
+    const Four four = splat(value);
+    store(data + count - 4, four);  // Those at the end are set twice.
+    for (; count >= 8; count -= 8, data += 8) {
+      store(data, four);
+      store(data + 4, four);
+    }
+    if (count >= 4) {
+      store(data, four);
     }
   }
 
   static void add(int32_t* data, int32_t count, int32_t value) {
     const Four four = splat(value);
-    for (; count >= 4; count -= 4, data += 4) {
+    for (; count >= 8; count -= 8, data += 8) {
       store(data, load(data) + four);
+      store(data + 4, load(data + 4) + four);
     }
-    for (; count > 0; --count, ++data) {
-      *data += value;
+    if (count >= 4) {
+      store(data, load(data) + four);
+      data += 4;
     }
+    for_rest(data, count, [value](int32_t& counter) { counter += value; });
   }
 
   static bool all_equal(const int32_t* data, int32_t count, int32_t value) {
@@ -98,18 +107,30 @@ class Counters {
     std::memcpy(data, &four, sizeof(four));
   }
 
+  // Calls `visit(counter)` for the last `count` % 4 counters, from `data` on.
+  template <typename Visit>
+  static void for_rest(int32_t* data, int32_t count, Visit visit) {
+    if (count & 2) {
+      visit(data[0]);
+      visit(data[1]);
+      data += 2;
+    }
+    if (count & 1) {
+      visit(*data);
+    }
+  }
+
   // Whether `bits(counter)` has none set, for all counters.
   template <typename Bits>
   static bool none(const int32_t* data, int32_t count, Bits bits) {
-    int32_t rest = 0;
     if (count < 4) {
+      int32_t any = 0;
       for (; count > 0; --count, ++data) {
-        rest |= bits(*data);
+        any |= bits(*data);
       }
-      return rest == 0;
+      return any == 0;
     }
-    // Counters at the end are looked at twice rather than one by one.
-    Four any = bits(load(data + count - 4));
+    Four any = bits(load(data + count - 4));  // Those are looked at twice.
     Four other = splat(0);
     for (; count >= 8; count -= 8, data += 8) {
       any |= bits(load(data));

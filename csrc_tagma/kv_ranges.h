@@ -51,7 +51,7 @@ struct [[nodiscard]] Result {
 
 // Grows `v`'s capacity geometrically for `extra` more elements.
 template <typename T>
-void reserve_more(std::vector<T>& v, size_t extra) {
+[[gnu::noinline]] void reserve_more(std::vector<T>& v, size_t extra) {
   const size_t needed = v.size() + extra;
   if (needed > v.capacity()) {
     v.reserve(std::max(needed, 2 * v.capacity()));
@@ -115,8 +115,11 @@ class RangeList {
   }
 
   void reserve(size_t extra_ranges) {
-    reserve_more(ranges_, extra_ranges);
-    reserve_more(ends_, extra_ranges);
+    if (ranges_.size() + extra_ranges > ranges_.capacity() ||
+        ends_.size() + extra_ranges > ends_.capacity()) {
+      reserve_more(ranges_, extra_ranges);
+      reserve_more(ends_, extra_ranges);
+    }
   }
 
   // Whether append() would lengthen the last range instead of adding one.
