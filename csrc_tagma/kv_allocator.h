@@ -880,9 +880,9 @@ class KVAllocator {
 
   // A free extent or segment as a part of a run; of length 0 outside runs.
   struct Piece {
-    Range range{0, 0};
-    float block_cost = 0;
-    float chain_cost = 0;  // Of what goes on from its end elsewhere.
+    Range range;
+    float block_cost;
+    float chain_cost;  // Of what goes on from its end elsewhere.
 
     // What is lost if the last `count` blocks are taken.
     float cost(int32_t count) const {
@@ -892,7 +892,7 @@ class KVAllocator {
 
   // The surroundings of a seed.
   struct Area {
-    std::array<Piece, 2 * Placement::kHops + 1> pieces;
+    std::array<Piece, 2 * Placement::kHops + 1> pieces;  // Not initialised.
     int num_pieces = 0;
     int32_t start = 0;
     int32_t end = 0;
@@ -907,7 +907,7 @@ class KVAllocator {
 
   Piece piece_from(int32_t block) const {
     if (const int32_t n = free_.length_from(block); n > 0) {
-      return {{block, n}};
+      return {{block, n}, 0, 0};
     }
     if (const int32_t n = queue_.length_from(block); n > 0) {
       return segment_piece({block, n});
@@ -917,7 +917,7 @@ class KVAllocator {
 
   Piece piece_to(int32_t block) const {
     if (const int32_t n = free_.length_to(block); n > 0) {
-      return {{block - n, n}};
+      return {{block - n, n}, 0, 0};
     }
     if (const int32_t n = queue_.length_to(block); n > 0) {
       return segment_piece({block - n, n});
@@ -929,7 +929,7 @@ class KVAllocator {
     if (alignment_ > 1 && is_group_held(segment.start)) {
       return {};
     }
-    Piece piece{segment, cost_at(segment.start)};
+    Piece piece{segment, cost_at(segment.start), 0};
     int32_t next = chain_after(segment.end() - 1);
     for (int i = 0; i < Placement::kChain && next != kNoBlock; ++i) {
       if (!is_cached(next) || refs_[next] > 0) {
@@ -951,7 +951,7 @@ class KVAllocator {
   Piece loose_piece(int32_t block) const {
     const bool loose =
         alignment_ > 1 && contains(block) && !is_group_held(block);
-    return loose ? Piece{{block, 1}} : Piece{};
+    return loose ? Piece{{block, 1}, 0, 0} : Piece{};
   }
 
   // Whether nothing cached need be lost for `count` blocks: a free extent holds
@@ -982,24 +982,36 @@ class KVAllocator {
     ExtentSet::Cursor at = free_.top();
     for (int i = 0; i < Placement::kFreeSeeds && at.last != kNoBlock;
          ++i, at = free_.after(at)) {
-      choose_around({free_.at(at)}, count, own, &choice);
+      if (const Range extent = free_.at(at); may_win(extent, count, choice)) {
+        choose_around({extent, 0, 0}, count, own, &choice);
+      }
     }
     int32_t seed = queue_.oldest();
     for (int i = 0; i < Placement::kSeeds && seed != kNoBlock;
          ++i, seed = queue_.after(seed)) {
-      const Piece piece = piece_from(seed);
-      if (piece.range.count == 0) {
-        continue;
-      }
-      const int32_t evicted = std::min(piece.range.count, count);
-      const float least = piece.cost(evicted) - piece.chain_cost;
+      const int32_t evicted = std::min(queue_.length_from(seed), count);
+      const float least = cost_at(seed) * static_cast<float>(evicted);
       if (Placement::score(least, count) >= choice.score ||
           (window->range.count == count && window->cost < Placement::kCheap)) {
         break;  // Later ones were used more recently, or it is good enough.
       }
-      choose_around(piece, count, own, &choice);
+      if (!may_win({seed, evicted}, count, choice)) {
+        continue;
+      }
+      const Piece piece = piece_from(seed);
+      if (piece.range.count > 0) {
+        choose_around(piece, count, own, &choice);
+      }
     }
     return window->range.count > 0;
+  }
+
+  // Whether a window in the run of `piece` can be better than the choice, if it
+  // cost nothing but its range.
+  bool may_win(Range piece, int32_t count, const Choice& choice) const {
+    int32_t run = mixed_.length_from(piece.start);
+    run = run > 0 ? run : std::max(run_of(piece.start).count, piece.count);
+    return run >= count || Placement::score(0, run) < choice.score;
   }
 
   static void choose(const Window& window, Choice* choice) {
@@ -1075,11 +1087,15 @@ class KVAllocator {
     const int32_t seed_end = seed.range.end();
     const int32_t shared =
         Placement::offset(end - start, count, area.reserved, own);
+    int32_t previous = kNoBlock;
     for (const int32_t at :
          {seed_end - count, seed.range.start, seed_end - count - own,
           start + shared, last - own, last}) {
       const int32_t clipped = std::clamp(align_down(at), start, last);
-      consider(area, {clipped, count}, own, choice);
+      if (clipped != previous) {
+        consider(area, {clipped, count}, own, choice);
+      }
+      previous = clipped;
     }
   }
 
@@ -1121,6 +1137,10 @@ class KVAllocator {
 
   void consider(const Area& area, Range range, int32_t own,
                 Choice* choice) const {
+    // A window that costs more is not chosen. Rounding is given some leeway.
+    const float most =
+        1.001f * choice->score * static_cast<float>(range.count) -
+        Placement::kRangeCost;
     Window window{range, 0, 0};
     window.cost = Placement::room_cost(range.start - area.start, area.reserved);
     if (area.ends_run) {
@@ -1145,6 +1165,9 @@ class KVAllocator {
           std::min(lost, range.end() + own - piece.range.start);
       window.cost += piece.range.start < range.end() ? piece.cost(lost)
                                                      : piece.cost(later) / 2;
+      if (window.cost > most) {
+        return;
+      }
     }
     choose(window, choice);
   }
