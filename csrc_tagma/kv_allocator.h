@@ -209,24 +209,15 @@ class KVAllocator {
     }
     const int64_t most =
         INT32_MAX - std::min<int64_t>(blocks.num_blocks(), INT32_MAX);
-    for (const Range& range : blocks.ranges_) {
-      if (Counters::all_in(&refs_[range.start], range.count, 1,
-                           static_cast<int32_t>(most))) {
-        continue;
-      }
-      for (int32_t b = range.start; b < range.end(); ++b) {
-        if (refs_[b] == 0 && !is_cached(b)) {
-          return {Status::kBlockFree, b};
-        }
-        if (refs_[b] > most) {
-          return {Status::kTooManyRefs, b};
-        }
+    if (blocks.num_ranges() == 1) {
+      const Range& range = blocks.ranges_.front();
+      int32_t* refs = &refs_[range.start];
+      if (Counters::all_in(refs, range.count, 1, static_cast<int32_t>(most))) {
+        Counters::add(refs, range.count, 1);
+        return {};
       }
     }
-    for (const Range& range : blocks.ranges_) {
-      add_refs(range);
-    }
-    return {};
+    return retain_each(blocks, most);
   }
 
   // Drops a request reference of each block, last block first, and clears the
@@ -1179,6 +1170,25 @@ class KVAllocator {
     return Counters::all_at_least(&refs_[range.start], range.count, count);
   }
 
+  // The part of retain() for several ranges, and for blocks that no request
+  // holds. No block may have more than `most` references yet.
+  [[gnu::noinline]] Result retain_each(const RangeList& blocks, int64_t most) {
+    for (const Range& range : blocks.ranges_) {
+      for (int32_t b = range.start; b < range.end(); ++b) {
+        if (refs_[b] == 0 && !is_cached(b)) {
+          return {Status::kBlockFree, b};
+        }
+        if (refs_[b] > most) {
+          return {Status::kTooManyRefs, b};
+        }
+      }
+    }
+    for (const Range& range : blocks.ranges_) {
+      add_refs(range);
+    }
+    return {};
+  }
+
   // Adds a request reference to blocks none of which is free.
   void add_refs(Range range) {
     if (has_refs(range, 1)) {
@@ -1226,7 +1236,7 @@ class KVAllocator {
 
   // Drops a request reference of each block, if either all have just one or all
   // have more. Returns whether they do.
-  bool drop_alike(Range range) {
+  [[gnu::always_inline]] inline bool drop_alike(Range range) {
     int32_t* refs = &refs_[range.start];
     if (*refs == 1 && Counters::all_equal(refs, range.count, 1)) {
       Counters::fill(refs, range.count, 0);
@@ -1241,7 +1251,7 @@ class KVAllocator {
   }
 
   // Drops a request reference of each block; all have one.
-  void drop_refs(Range range) {
+  [[gnu::noinline]] void drop_refs(Range range) {
     if (drop_alike(range)) {
       return;
     }
@@ -1261,7 +1271,7 @@ class KVAllocator {
   }
 
   // Makes blocks that lost their last request reference free or cache-only.
-  void let_go(Range range) {
+  [[gnu::noinline]] void let_go(Range range) {
     stats_.held_blocks -= range.count;
     Counters::fill(&headroom_[range.start], range.count, 0);
     if (alignment_ == 1 && mixed_.num_extents() == 0 &&

@@ -115,8 +115,8 @@ class RangeList {
   }
 
   void reserve(size_t extra_ranges) {
-    if (ranges_.size() + extra_ranges > ranges_.capacity() ||
-        ends_.size() + extra_ranges > ends_.capacity()) {
+    const size_t ranges = ranges_.size() + extra_ranges;
+    if (ranges > std::min(ranges_.capacity(), ends_.capacity() + 1)) {
       reserve_more(ranges_, extra_ranges);
       reserve_more(ends_, extra_ranges);
     }
