@@ -232,12 +232,6 @@ class BoundaryTags {
     tags_[range.start] = range.count;
   }
   void clear(Range range) { tags_[range.end() - 1] = tags_[range.start] = 0; }
-  // Shortens a stretch at its front by `count` blocks, but not to nothing.
-  void cut_front(Range range, int32_t count) {
-    tags_[range.start] = 0;
-    set({range.start + count, range.count - count});
-  }
-  int32_t tag(int32_t block) const { return tags_[block]; }
 
  private:
   int32_t num_blocks_;
@@ -245,35 +239,55 @@ class BoundaryTags {
 };
 
 // Extents are in lists by size class, with a bitmap over the classes, so that
-// the longest ones are found in O(1).
+// the longest ones are found in O(1). What is known of an extent is in one
+// record; records are used again, so that those of a search lie close together.
 class ExtentSet {
  public:
   // A position in the walk over the extents from the top size class down.
   struct Cursor {
     int size_class;
-    int32_t last;  // The extent's last block, or kNoBlock at the end.
+    int32_t record;
+
+    bool at_end() const { return record == kNone; }
   };
 
   explicit ExtentSet(int32_t num_blocks)
-      : tags_(num_blocks), links_(num_blocks) {
-    heads_.fill(kNoBlock);
-  }
+      // The tag behind the last block is never set.
+      : tags_(num_blocks + 1), records_(num_blocks + 1) {}
 
   int32_t num_extents() const { return num_extents_; }
   int32_t num_blocks() const { return num_blocks_; }
-  int32_t length_from(int32_t block) const { return tags_.length_from(block); }
-  int32_t length_to(int32_t block) const { return tags_.length_to(block); }
+
+  // Length of the extent that starts at `block`, or 0.
+  int32_t length_from(int32_t block) const {
+    return records_[std::max(tags_[block], kNone)].count;
+  }
+  // Length of the extent that ends before `block`, or 0.
+  int32_t length_to(int32_t block) const {
+    const int32_t tag = block > 0 ? tags_[block - 1] : kNone;
+    if (tag > 0) {
+      return records_[tag].count == 1 ? 1 : 0;
+    }
+    return records_[-tag].count;
+  }
 
   void insert(Range extent) {
-    tags_.set(extent);
-    link(size_class_of(extent.count), extent.end() - 1);
+    const int32_t record = take_record();
+    records_[record].start = extent.start;
+    records_[record].count = extent.count;
+    tags_[extent.end() - 1] = -record;
+    tags_[extent.start] = record;
+    link(size_class_of(extent.count), record);
     ++num_extents_;
     num_blocks_ += extent.count;
   }
 
   void remove(Range extent) {
-    tags_.clear(extent);
-    unlink(size_class_of(extent.count), extent.end() - 1);
+    const int32_t record = tags_[extent.start];
+    tags_[extent.end() - 1] = tags_[extent.start] = kNone;
+    unlink(size_class_of(extent.count), record);
+    records_[record].next = spare_;
+    spare_ = record;
     --num_extents_;
     num_blocks_ -= extent.count;
   }
@@ -292,21 +306,24 @@ class ExtentSet {
     return range;
   }
 
-  // Removes the first `count` blocks of `extent`. An extent's place in its list
-  // is kept at its last block, so that growth into its front, the most frequent
-  // operation, mostly leaves the lists alone.
+  // Removes the first `count` blocks of `extent`: growth into its front is the
+  // most frequent operation, and mostly leaves the lists alone.
   [[gnu::always_inline]] inline void cut_front(Range extent, int32_t count) {
     if (count == extent.count) {
       remove(extent);
       return;
     }
+    const int32_t record = tags_[extent.start];
     const Range rest{extent.start + count, extent.count - count};
-    tags_.cut_front(extent, count);
+    records_[record].start = rest.start;
+    records_[record].count = rest.count;
+    tags_[extent.start] = kNone;
+    tags_[rest.start] = record;
     num_blocks_ -= count;
     const int from = size_class_of(extent.count);
     const int to = size_class_of(rest.count);
     if (from != to) {
-      relink(from, to, rest.end() - 1);
+      relink(from, to, record);
     }
   }
 
@@ -325,32 +342,26 @@ class ExtentSet {
     }
   }
 
-  Cursor top() const {
-    return summary_ == 0 ? Cursor{0, kNoBlock}
-                         : first_at_or_below(kLevels * kSteps - 1);
-  }
+  Cursor top() const { return first_at_or_below(kLevels * kSteps - 1); }
   Cursor after(Cursor at) const {
-    const int32_t next = links_[at.last].next;
-    return next != kNoBlock ? Cursor{at.size_class, next}
-                            : first_at_or_below(at.size_class - 1);
+    const int32_t next = records_[at.record].next;
+    return next != kNone ? Cursor{at.size_class, next}
+                         : first_at_or_below(at.size_class - 1);
   }
-  Range at(Cursor at) const {
-    const int32_t count = tags_.length_to(at.last + 1);
-    return {at.last + 1 - count, count};
-  }
+  Range at(Cursor at) const { return range_of(at.record); }
 
   // A longest extent, of length 0 if there is none. One look below
   // kExactLengths; above, a scan of the top size class, whose lengths differ by
   // less than 1/32.
   Range longest() const {
+    const Cursor top = this->top();
     Range longest{0, 0};
-    for (int32_t last = top().last; last != kNoBlock;
-         last = links_[last].next) {
-      const int32_t count = tags_.length_to(last + 1);
-      if (count > longest.count) {
-        longest = {last + 1 - count, count};
+    for (int32_t record = top.record; record != kNone;
+         record = records_[record].next) {
+      if (records_[record].count > longest.count) {
+        longest = range_of(record);
       }
-      if (count == max_length(size_class_of(count))) {
+      if (longest.count == max_length(top.size_class)) {
         break;
       }
     }
@@ -369,7 +380,7 @@ class ExtentSet {
   // Calls `visit(extent)` for each, in the order of search.
   template <typename Visit>
   void for_each(Visit visit) const {
-    for (Cursor at = top(); at.last != kNoBlock; at = after(at)) {
+    for (Cursor at = top(); !at.at_end(); at = after(at)) {
       visit(this->at(at));
     }
   }
@@ -380,6 +391,16 @@ class ExtentSet {
   static constexpr int kStepBits = 5;
   static constexpr int kSteps = 1 << kStepBits;
   static constexpr int kLevels = 27 - kStepBits + 1;
+
+  // Not a record: its length is 0.
+  static constexpr int32_t kNone = 0;
+
+  struct Record {
+    int32_t start;
+    int32_t count;
+    int32_t prev;  // In the list of its size class, or kNone.
+    int32_t next;
+  };
 
   static int log2_floor(uint32_t v) { return 31 - __builtin_clz(v); }
 
@@ -393,7 +414,7 @@ class ExtentSet {
 
   Cursor first_at_or_below(int size_class) const {
     if (size_class < 0) {
-      return {0, kNoBlock};
+      return {0, kNone};
     }
     const int level = size_class / kSteps;
     const uint32_t step_mask = UINT32_MAX >> (31 - size_class % kSteps);
@@ -403,42 +424,56 @@ class ExtentSet {
     }
     const uint32_t levels = summary_ & ((uint32_t{1} << level) - 1);
     if (levels == 0) {
-      return {0, kNoBlock};
+      return {0, kNone};
     }
     const int lower = log2_floor(levels);
     const int found = lower * kSteps + log2_floor(bitmap_[lower]);
     return {found, heads_[found]};
   }
 
-  [[gnu::noinline]] void relink(int from, int to, int32_t last) {
-    unlink(from, last);
-    link(to, last);
+  Range range_of(int32_t record) const {
+    return {records_[record].start, records_[record].count};
   }
 
-  void link(int c, int32_t last) {
+  int32_t take_record() {
+    if (spare_ == kNone) {
+      return ++num_records_;
+    }
+    const int32_t record = spare_;
+    spare_ = records_[record].next;
+    return record;
+  }
+
+  [[gnu::noinline]] void relink(int from, int to, int32_t record) {
+    unlink(from, record);
+    link(to, record);
+  }
+
+  void link(int c, int32_t record) {
     const int32_t head = heads_[c];
-    links_[last] = {kNoBlock, head};
-    heads_[c] = last;
-    if (head != kNoBlock) {
-      links_[head].prev = last;
+    records_[record].prev = kNone;
+    records_[record].next = head;
+    heads_[c] = record;
+    if (head != kNone) {
+      records_[head].prev = record;
       return;
     }
     bitmap_[c / kSteps] |= uint32_t{1} << (c % kSteps);
     summary_ |= uint32_t{1} << (c / kSteps);
   }
 
-  void unlink(int c, int32_t last) {
-    const int32_t prev = links_[last].prev;
-    const int32_t next = links_[last].next;
-    if (next != kNoBlock) {
-      links_[next].prev = prev;
+  void unlink(int c, int32_t record) {
+    const int32_t prev = records_[record].prev;
+    const int32_t next = records_[record].next;
+    if (next != kNone) {
+      records_[next].prev = prev;
     }
-    if (prev != kNoBlock) {
-      links_[prev].next = next;
+    if (prev != kNone) {
+      records_[prev].next = next;
       return;
     }
     heads_[c] = next;
-    if (next == kNoBlock) {
+    if (next == kNone) {
       bitmap_[c / kSteps] &= ~(uint32_t{1} << (c % kSteps));
       if (bitmap_[c / kSteps] == 0) {
         summary_ &= ~(uint32_t{1} << (c / kSteps));
@@ -446,11 +481,15 @@ class ExtentSet {
     }
   }
 
-  BoundaryTags tags_;
-  BlockArray<Links> links_;  // Of the size-class lists, at the last block.
-  std::array<int32_t, kLevels * kSteps> heads_;  // By size class.
-  std::array<uint32_t, kLevels> bitmap_{};       // Non-empty size classes.
-  uint32_t summary_ = 0;                         // Non-zero words of bitmap_.
+  // An extent's record at its first block, and negated at its last one if that
+  // is another: so a neighbour is found in O(1).
+  BlockArray<int32_t> tags_;
+  BlockArray<Record> records_;
+  int32_t num_records_ = 0;  // That were ever used.
+  int32_t spare_ = kNone;    // The first unused one of these, linked by `next`.
+  std::array<int32_t, kLevels * kSteps> heads_{};  // By size class.
+  std::array<uint32_t, kLevels> bitmap_{};         // Non-empty size classes.
+  uint32_t summary_ = 0;                           // Non-zero words of bitmap_.
   int32_t num_extents_ = 0;
   int32_t num_blocks_ = 0;
 };
@@ -458,21 +497,25 @@ class ExtentSet {
 inline std::string ExtentSet::check(int32_t num_blocks) const {
   int32_t listed = 0;
   int32_t blocks = 0;
+  int32_t tags = 0;
   for (int c = 0; c < kLevels * kSteps; ++c) {
     const bool set = bitmap_[c / kSteps] >> (c % kSteps) & 1;
-    if (set != (heads_[c] != kNoBlock)) {
+    if (set != (heads_[c] != kNone)) {
       return "bitmap is wrong for size class " + std::to_string(c);
     }
-    int32_t prev = kNoBlock;
-    for (int32_t e = heads_[c]; e != kNoBlock; prev = e, e = links_[e].next) {
-      const int32_t count = length_to(e + 1);
-      if (count == 0 || length_from(e + 1 - count) != count ||
-          size_class_of(count) != c || links_[e].prev != prev ||
+    int32_t prev = kNone;
+    for (int32_t r = heads_[c]; r != kNone; prev = r, r = records_[r].next) {
+      const Range extent = range_of(r);
+      const int32_t last_tag = extent.count == 1 ? r : -r;
+      if (extent.count <= 0 || tags_[extent.start] != r ||
+          tags_[extent.end() - 1] != last_tag ||
+          size_class_of(extent.count) != c || records_[r].prev != prev ||
           ++listed > num_extents_) {
         return "list of size class " + std::to_string(c) +
-               " is broken at block " + std::to_string(e);
+               " is broken at block " + std::to_string(extent.start);
       }
-      blocks += count;
+      blocks += extent.count;
+      tags += extent.count == 1 ? 1 : 2;
     }
   }
   for (int level = 0; level < kLevels; ++level) {
@@ -483,12 +526,17 @@ inline std::string ExtentSet::check(int32_t num_blocks) const {
   if (listed != num_extents_ || blocks != num_blocks_) {
     return "an extent is in no size class";
   }
-  int32_t tags = 0;
-  for (int32_t b = 0; b < num_blocks; ++b) {
-    tags += tags_.tag(b) > 0;
-    tags -= tags_.tag(b) < 0 && length_from(b + 1 + tags_.tag(b)) == 0;
+  for (int32_t r = spare_; r != kNone && listed <= num_records_;
+       r = records_[r].next) {
+    ++listed;
   }
-  return tags == listed ? "" : "there is a boundary tag inside an extent";
+  if (listed != num_records_ || records_[kNone].count != 0) {
+    return "a record is lost";
+  }
+  for (int32_t b = 0; b <= num_blocks; ++b) {
+    tags -= tags_[b] != kNone;
+  }
+  return tags == 0 ? "" : "there is a boundary tag inside an extent";
 }
 
 }  // namespace vllm::tagma

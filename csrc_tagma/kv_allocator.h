@@ -672,12 +672,12 @@ class KVAllocator {
     ExtentSet::Cursor free = free_.top();
     ExtentSet::Cursor mixed = mixed_.top();
     while (count > 0 && !exceeds_cap(ranges)) {
-      if (free.last == kNoBlock && mixed.last == kNoBlock) {
+      if (free.at_end() && mixed.at_end()) {
         return static_cast<size_t>(max_ranges_) + 1;  // That run is needed.
       }
       const bool is_free =
-          mixed.last == kNoBlock ||
-          (free.last != kNoBlock && free.size_class > mixed.size_class);
+          mixed.at_end() ||
+          (!free.at_end() && free.size_class > mixed.size_class);
       const Range run = is_free ? free_.at(free) : mixed_.at(mixed);
       (is_free ? free : mixed) =
           is_free ? free_.after(free) : mixed_.after(mixed);
@@ -971,7 +971,7 @@ class KVAllocator {
       }
     }
     ExtentSet::Cursor at = free_.top();
-    for (int i = 0; i < Placement::kFreeSeeds && at.last != kNoBlock;
+    for (int i = 0; i < Placement::kFreeSeeds && !at.at_end();
          ++i, at = free_.after(at)) {
       if (const Range extent = free_.at(at); may_win(extent, count, choice)) {
         choose_around({extent, 0, 0}, count, own, &choice);
@@ -1019,7 +1019,7 @@ class KVAllocator {
     Range best{0, 0};
     int32_t most_room = INT32_MIN;
     ExtentSet::Cursor at = free_.top();
-    for (int i = 0; i < Placement::kExtents && at.last != kNoBlock;
+    for (int i = 0; i < Placement::kExtents && !at.at_end();
          ++i, at = free_.after(at)) {
       const int32_t longest = ExtentSet::max_length(at.size_class);
       if (longest < count || longest - count <= most_room) {
