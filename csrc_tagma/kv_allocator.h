@@ -586,15 +586,29 @@ class KVAllocator {
   // that go on from it.
   void evict(Range part) {
     queue_.remove(part);
+    if (!Counters::all_equal(&chain_next_[part.start], part.count, 0)) {
+      note_orphans(part);
+    }
+    std::fill_n(&cached_[part.start], part.count, uint8_t{0});
+    Counters::fill(&chain_next_[part.start], part.count, 0);
+    Counters::fill(&chain_prev_[part.start], part.count, 0);
+    const size_t first = evicted_.size();
+    evicted_.resize(first + part.count);
+    for (int32_t i = 0; i < part.count; ++i) {
+      evicted_[first + i] = part.end() - 1 - i;
+    }
+    if (index_ != nullptr) {
+      for (int32_t b = part.end(); b-- > part.start;) {
+        index_->evict(b);
+      }
+    }
+  }
+
+  void note_orphans(Range part) {
     for (int32_t b = part.end(); b-- > part.start;) {
       if (const int32_t next = chain_after(b); next != kNoBlock) {
         orphans_.push_back(next);
       }
-      uncache_block(b);
-      if (index_ != nullptr) {
-        index_->evict(b);
-      }
-      evicted_.push_back(b);
     }
   }
 

@@ -116,9 +116,11 @@ class RangeList {
 
   void reserve(size_t extra_ranges) {
     const size_t ranges = ranges_.size() + extra_ranges;
-    if (ranges > std::min(ranges_.capacity(), ends_.capacity() + 1)) {
+    if (ranges > ranges_.capacity()) {
       reserve_more(ranges_, extra_ranges);
-      reserve_more(ends_, extra_ranges);
+    }
+    if (ranges > ends_.capacity() + 1) {
+      reserve_more(ends_, ranges - 1 - ends_.size());
     }
   }
 
