@@ -86,12 +86,14 @@ class Counters {
   static bool all_equal(const int32_t* data, int32_t count, int32_t value) {
     return none(data, count, [value](auto x) { return x ^ value; });
   }
+  // For counters that are not negative.
   static bool all_at_least(const int32_t* data, int32_t count, int32_t low) {
-    return none(data, count, [low](auto x) { return x < low; });
+    return none(data, count, [low](auto x) { return (x - low) & INT32_MIN; });
   }
-  static bool all_in(const int32_t* data, int32_t count, int32_t low,
-                     int32_t high) {
-    return none(data, count, [=](auto x) { return (x < low) | (x > high); });
+  // Whether all are in [1, kSmall].
+  static constexpr int32_t kSmall = 1 << 30;
+  static bool all_positive_and_small(const int32_t* data, int32_t count) {
+    return none(data, count, [](auto x) { return (x - 1) & -kSmall; });
   }
 
  private:
@@ -320,10 +322,10 @@ class ExtentSet {
     tags_[extent.start] = kNone;
     tags_[rest.start] = record;
     num_blocks_ -= count;
-    const int from = size_class_of(extent.count);
-    const int to = size_class_of(rest.count);
-    if (from != to) {
-      relink(from, to, record);
+    // The lengths of a size class are equal in their leading bits.
+    const int shift = log2_floor(extent.count | kSteps) - kStepBits;
+    if (extent.count >> shift != rest.count >> shift) {
+      relink(extent.count, record);
     }
   }
 
@@ -444,9 +446,10 @@ class ExtentSet {
     return record;
   }
 
-  [[gnu::noinline]] void relink(int from, int to, int32_t record) {
-    unlink(from, record);
-    link(to, record);
+  // For a record whose length was `count`.
+  [[gnu::noinline]] void relink(int32_t count, int32_t record) {
+    unlink(size_class_of(count), record);
+    link(size_class_of(records_[record].count), record);
   }
 
   void link(int c, int32_t record) {

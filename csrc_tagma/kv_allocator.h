@@ -207,17 +207,15 @@ class KVAllocator {
     if (const Result checked = check_blocks(blocks); !checked.ok()) {
       return checked;
     }
-    const int64_t most =
-        INT32_MAX - std::min<int64_t>(blocks.num_blocks(), INT32_MAX);
     if (blocks.num_ranges() == 1) {
       const Range& range = blocks.ranges_.front();
       int32_t* refs = &refs_[range.start];
-      if (Counters::all_in(refs, range.count, 1, static_cast<int32_t>(most))) {
+      if (Counters::all_positive_and_small(refs, range.count)) {
         Counters::add(refs, range.count, 1);
         return {};
       }
     }
-    return retain_each(blocks, most);
+    return retain_each(blocks);
   }
 
   // Drops a request reference of each block, last block first, and clears the
@@ -710,8 +708,7 @@ class KVAllocator {
                                                    int32_t behind,
                                                    RangeList* appended) {
     if (appended != nullptr) {
-      appended->clear();
-      appended->append({end, n});  // May fail, so before anything changes.
+      appended->assign({end, n});  // May fail, so before anything changes.
     }
     free_.cut_front({end, behind}, n);
     hold({end, n});
@@ -1185,8 +1182,11 @@ class KVAllocator {
   }
 
   // The part of retain() for several ranges, and for blocks that no request
-  // holds. No block may have more than `most` references yet.
-  [[gnu::noinline]] Result retain_each(const RangeList& blocks, int64_t most) {
+  // holds.
+  [[gnu::noinline]] Result retain_each(const RangeList& blocks) {
+    // A block may be listed several times.
+    const int64_t most =
+        INT32_MAX - std::min<int64_t>(blocks.num_blocks(), INT32_MAX);
     for (const Range& range : blocks.ranges_) {
       for (int32_t b = range.start; b < range.end(); ++b) {
         if (refs_[b] == 0 && !is_cached(b)) {
@@ -1250,7 +1250,7 @@ class KVAllocator {
 
   // Drops a request reference of each block, if either all have just one or all
   // have more. Returns whether they do.
-  [[gnu::always_inline]] inline bool drop_alike(Range range) {
+  [[gnu::always_inline]] inline bool drop_alike(const Range& range) {
     int32_t* refs = &refs_[range.start];
     if (*refs == 1 && Counters::all_equal(refs, range.count, 1)) {
       Counters::fill(refs, range.count, 0);

@@ -145,6 +145,18 @@ class RangeList {
     num_blocks_ += range.count;
   }
 
+  // Replaces what is in the list by `range`.
+  [[gnu::always_inline]] inline void assign(Range range) {
+    if (ranges_.size() != 1) {
+      clear();
+      ranges_.emplace_back();
+    }
+    ranges_.front().start = range.start;
+    ranges_.front().count = range.count;
+    num_blocks_ = range.count;
+    forget_request();
+  }
+
   // Appends the `count` blocks behind the last range, of which there is one.
   void lengthen(int32_t count) {
     ranges_.back().count += count;
@@ -155,12 +167,16 @@ class RangeList {
     ranges_.clear();
     ends_.clear();
     num_blocks_ = 0;
-    grown_ = kNotExtended;
-    bucket_ = kNoBucket;
+    forget_request();
   }
 
  private:
   friend class KVAllocator;
+
+  void forget_request() {
+    grown_ = kNotExtended;
+    bucket_ = kNoBucket;
+  }
 
   [[gnu::noinline]] void append_end() {
     reserve(1);  // So that either both are appended or none is.
