@@ -1359,9 +1359,31 @@ class KVAllocator {
     return {};
   }
 
+  // Whether a block could be in several of the ranges: only a few are compared.
+  static bool may_repeat(const std::vector<Range>& ranges) {
+    constexpr size_t kFew = 4;
+    for (size_t i = 1; i < std::min(ranges.size(), kFew); ++i) {
+      for (size_t j = 0; j < i; ++j) {
+        if (ranges[i].start < ranges[j].end() &&
+            ranges[j].start < ranges[i].end()) {
+          return true;
+        }
+      }
+    }
+    return ranges.size() > kFew;
+  }
+
+  Result check_releasable(const RangeList& blocks) {
+    const bool held =
+        !may_repeat(blocks.ranges_) &&
+        std::all_of(blocks.ranges_.begin(), blocks.ranges_.end(),
+                    [this](const Range& range) { return has_refs(range, 1); });
+    return held ? Result() : try_release(blocks);
+  }
+
   // A block may be listed in several ranges, so this drops the references on
   // trial and puts them back.
-  Result check_releasable(const RangeList& blocks) {
+  [[gnu::noinline]] Result try_release(const RangeList& blocks) {
     const Range* lacking = nullptr;
     int32_t b = 0;  // The first block without a reference, of that range.
     const Range* range = blocks.ranges_.data();
