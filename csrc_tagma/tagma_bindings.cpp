@@ -216,6 +216,15 @@ bool get_int_buffer(PyObject* arg, int flags, Py_buffer* buffer) {
   return is_int;
 }
 
+// For memory that runs out between an object's or a buffer's first use and
+// last.
+struct DropReference {
+  void operator()(PyObject* object) const { Py_DECREF(object); }
+};
+struct ReleaseBuffer {
+  void operator()(Py_buffer* buffer) const { PyBuffer_Release(buffer); }
+};
+
 bool append_block(PyObject* self, int64_t id, RangeList* blocks) {
   if (!engine_of(self).contains(id)) {
     raise(as_allocator(self), {Status::kBadBlock, id});
@@ -242,26 +251,25 @@ bool parse_blocks(PyObject* self, PyObject* arg, RangeList* blocks) {
   }
   Py_buffer buffer;
   if (get_int_buffer(arg, PyBUF_SIMPLE, &buffer)) {
+    const std::unique_ptr<Py_buffer, ReleaseBuffer> release(&buffer);
     const auto* ids = static_cast<const int32_t*>(buffer.buf);
     const Py_ssize_t count = buffer.len / buffer.itemsize;
     bool ok = true;
     for (Py_ssize_t i = 0; ok && i < count; ++i) {
       ok = append_block(self, ids[i], blocks);
     }
-    PyBuffer_Release(&buffer);
     return ok;
   }
-  PyObject* list = PySequence_List(arg);
+  const std::unique_ptr<PyObject, DropReference> list(PySequence_List(arg));
   if (list == nullptr) {
     return false;
   }
   bool ok = true;
-  for (Py_ssize_t i = 0; ok && i < PyList_Size(list); ++i) {
+  for (Py_ssize_t i = 0; ok && i < PyList_Size(list.get()); ++i) {
     int64_t id = 0;
-    ok = parse_int(PyList_GetItem(list, i), &id) &&
+    ok = parse_int(PyList_GetItem(list.get(), i), &id) &&
          append_block(self, id, blocks);
   }
-  Py_DECREF(list);
   return ok;
 }
 
