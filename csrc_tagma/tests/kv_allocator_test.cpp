@@ -139,6 +139,45 @@ TEST(RangeList, IndexesBlocksInOrder) {
   EXPECT_EQ(middle, (std::vector<int32_t>{9, 2, 3}));
 }
 
+TEST(Counters, LookAtEveryCounterAndAtNoOther) {
+  constexpr int32_t kMost = 40;
+  for (int32_t count = 1; count <= kMost; ++count) {
+    std::vector<int32_t> all(kMost + 2, 0);
+    int32_t* const counters = &all[1];
+    Counters::fill(counters, count, 2);
+    Counters::add(counters, count, 3);
+    EXPECT_EQ(std::count(all.begin(), all.end(), 5), count);
+    EXPECT_EQ(std::count(counters, counters + count, 5), count);
+    EXPECT_TRUE(Counters::all_equal(counters, count, 5));
+    EXPECT_TRUE(Counters::all_at_least(counters, count, 5));
+    EXPECT_TRUE(Counters::all_positive_and_small(counters, count));
+    for (int32_t i = 0; i < count; ++i) {
+      counters[i] = 4;
+      EXPECT_FALSE(Counters::all_equal(counters, count, 5)) << i;
+      EXPECT_FALSE(Counters::all_at_least(counters, count, 5)) << i;
+      counters[i] = 0;
+      EXPECT_FALSE(Counters::all_positive_and_small(counters, count)) << i;
+      counters[i] = Counters::kSmall + 1;
+      EXPECT_FALSE(Counters::all_positive_and_small(counters, count)) << i;
+      counters[i] = 5;
+    }
+  }
+}
+
+TEST_F(KVAllocatorTest, ABlockListedTwiceIsReleasedTwiceOrNotAtAll) {
+  RangeList request;
+  ASSERT_TRUE(pool_.extend(&request, 4).ok());
+  RangeList twice = list_of({2, 3, 0, 1, 2});
+  before_ = pool_.dump();
+  EXPECT_EQ(pool_.release(&twice).status, Status::kBlockNotHeld);
+  EXPECT_EQ(pool_.dump(), before_);
+  ASSERT_TRUE(pool_.retain(list_of({2})).ok());
+  EXPECT_TRUE(pool_.release(&twice).ok());
+  EXPECT_TRUE(pool_.release(&twice).ok()) << "of no block at all";
+  EXPECT_EQ(pool_.num_free_blocks(), pool_.num_blocks());
+  EXPECT_EQ(pool_.check_invariants(), "");
+}
+
 TEST_F(KVAllocatorTest, FreshPoolIsOneExtentGivenOutFromItsStart) {
   EXPECT_EQ(pool_.num_extents(), 1);
   EXPECT_EQ(pool_.largest_extent(), 40);
