@@ -991,6 +991,9 @@ class KVAllocator {
     int32_t seed = queue_.oldest();
     for (int i = 0; i < Placement::kSeeds && seed != kNoBlock;
          ++i, seed = queue_.after(seed)) {
+      if (alignment_ > 1 && is_group_held(seed)) {
+        continue;  // In no run.
+      }
       const int32_t evicted = std::min(queue_.length_from(seed), count);
       const float least = cost_at(seed) * static_cast<float>(evicted);
       if (Placement::score(least, count) >= choice.score ||
@@ -1000,10 +1003,7 @@ class KVAllocator {
       if (!may_win({seed, evicted}, count, choice)) {
         continue;
       }
-      const Piece piece = piece_from(seed);
-      if (piece.range.count > 0) {
-        choose_around(piece, count, own, &choice);
-      }
+      choose_around(piece_from(seed), count, own, &choice);
     }
     return window->range.count > 0;
   }
