@@ -350,6 +350,16 @@ class ExtentSet {
     return next != kNone ? Cursor{at.size_class, next}
                          : first_at_or_below(at.size_class - 1);
   }
+  // The walk the other way, from the size class of `length` up: what is in that
+  // one may be shorter.
+  Cursor bottom(int32_t length) const {
+    return first_at_or_above(size_class_of(length));
+  }
+  Cursor above(Cursor at) const {
+    const int32_t next = records_[at.record].next;
+    return next != kNone ? Cursor{at.size_class, next}
+                         : first_at_or_above(at.size_class + 1);
+  }
   Range at(Cursor at) const { return range_of(at.record); }
 
   // A longest extent, of length 0 if there is none. One look below
@@ -430,6 +440,25 @@ class ExtentSet {
     }
     const int lower = log2_floor(levels);
     const int found = lower * kSteps + log2_floor(bitmap_[lower]);
+    return {found, heads_[found]};
+  }
+
+  Cursor first_at_or_above(int size_class) const {
+    if (size_class >= kLevels * kSteps) {
+      return {0, kNone};
+    }
+    const int level = size_class / kSteps;
+    const uint32_t step_mask = UINT32_MAX << (size_class % kSteps);
+    if (const uint32_t steps = bitmap_[level] & step_mask; steps != 0) {
+      const int found = level * kSteps + __builtin_ctz(steps);
+      return {found, heads_[found]};
+    }
+    const uint32_t levels = summary_ & (UINT32_MAX << (level + 1));
+    if (levels == 0) {
+      return {0, kNone};
+    }
+    const int higher = __builtin_ctz(levels);
+    const int found = higher * kSteps + __builtin_ctz(bitmap_[higher]);
     return {found, heads_[found]};
   }
 

@@ -174,6 +174,13 @@ class KVAllocator {
     return extend_further(request, n, appended);
   }
 
+  // Tells that after the next extend(), `count` blocks are sure to follow, such
+  // as those of a prompt's later chunks: room for them is wanted, too.
+  void expect(RangeList* request, int64_t count) const {
+    request->expected_ =
+        static_cast<int32_t>(std::clamp<int64_t>(count, 0, num_blocks_));
+  }
+
   // Adds a request reference to each of `blocks`, none of which may be free,
   // and appends them to `request`.
   Result acquire(RangeList* request, const RangeList& blocks) {
@@ -715,7 +722,7 @@ class KVAllocator {
     request->lengthen(n);
     headroom_[end - 1] = 0;
     request->grown_ = growth(*request, n);
-    headroom_[end + n - 1] = wanted_headroom(request->grown_);
+    headroom_[end + n - 1] = wanted_headroom(*request, request->grown_);
     if (request->bucket_ == RangeList::kNoBucket) {
       track(request);
     }
@@ -729,7 +736,7 @@ class KVAllocator {
     }
     const int32_t end = request->ranges_.back().end();
     if (free_.length_from(end) < n &&
-        (has_room(n, wanted_headroom(growth(*request, n))) ||
+        (has_room(n, wanted_headroom(*request, growth(*request, n))) ||
          reach(end, n) < n)) {
       return extend_by_windows(request, n, end - 1, Window(), appended);
     }
@@ -746,8 +753,8 @@ class KVAllocator {
   // The part of extend() for a request's first blocks: mostly one window.
   Result extend_empty(RangeList* request, int32_t n, RangeList* appended) {
     Window window;
-    if (!find_window(n, wanted_headroom(growth(*request, n)), &window) ||
-        window.range.count < n) {
+    const int32_t headroom = wanted_headroom(*request, growth(*request, n));
+    if (!find_window(n, headroom, &window) || window.range.count < n) {
       return extend_by_windows(request, n, kNoBlock, window, appended);
     }
     request->reserve(1);
@@ -812,8 +819,7 @@ class KVAllocator {
     if (first > 0) {
       append(window_at({end, first}, end));
     }
-    const int32_t headroom = wanted_headroom(growth(*request, n));
-    // Without cached blocks a window that does not hold all is a longest run.
+    const int32_t headroom = wanted_headroom(*request, growth(*request, n));
     bool may_choose = true;
     for (int chosen = 0; left > 0; ++chosen) {
       Window window = chosen == 0 ? found : Window();
@@ -822,8 +828,9 @@ class KVAllocator {
       if (is_found && window.range.count == 0) {
         is_found = find_window(left, headroom, &window);
       }
-      if (is_found && window.range.count < left && queue_.num_blocks() > 0) {
-        is_found = may_choose = fits(left, 2);
+      if (is_found && window.range.count < left) {
+        is_found = chosen < kMaxChosen && fits(left, 2);
+        may_choose = is_found || queue_.num_blocks() == 0;
       }
       if (!is_found) {
         const Range run = longest_run();
@@ -842,7 +849,7 @@ class KVAllocator {
     }
     request->grown_ = growth(*request, count);
     headroom_[request->ranges_.back().end() - 1] =
-        wanted_headroom(request->grown_);
+        wanted_headroom(*request, request->grown_);
     track(request);
   }
 
@@ -856,8 +863,10 @@ class KVAllocator {
     return request.grown_ + (grows ? count : 0);
   }
 
-  int32_t wanted_headroom(int32_t grown) const {
-    return placement_.headroom(grown, available_, stats_.requests);
+  // Behind the last block of `request`, which will have grown by `grown`.
+  int32_t wanted_headroom(const RangeList& request, int32_t grown) const {
+    return std::min(request.expected_, available_) +
+           placement_.headroom(grown, available_, stats_.requests);
   }
 
   // Keeps the histogram up to date with the request's number of ranges.
@@ -898,8 +907,8 @@ class KVAllocator {
     int num_pieces = 0;
     int32_t start = 0;
     int32_t end = 0;
-    int32_t reserved = 0;  // For the request in front of it.
-    bool ends_run = false;
+    Range run;             // That it is a part of.
+    int32_t reserved = 0;  // For the request in front of the run.
   };
 
   struct Choice {
@@ -981,6 +990,7 @@ class KVAllocator {
         return true;
       }
     }
+    choose_shortest_runs(count, own, &choice);
     ExtentSet::Cursor at = free_.top();
     for (int i = 0; i < Placement::kFreeSeeds && !at.at_end();
          ++i, at = free_.after(at)) {
@@ -997,7 +1007,8 @@ class KVAllocator {
       const int32_t evicted = std::min(queue_.length_from(seed), count);
       const float least = cost_at(seed) * static_cast<float>(evicted);
       if (Placement::score(least, count) >= choice.score ||
-          (window->range.count == count && window->cost < Placement::kCheap)) {
+          (i > 0 && window->range.count == count &&
+           window->cost < Placement::kCheap)) {
         break;  // Later ones were used more recently, or it is good enough.
       }
       if (!may_win({seed, evicted}, count, choice)) {
@@ -1006,6 +1017,24 @@ class KVAllocator {
       choose_around(piece_from(seed), count, own, &choice);
     }
     return window->range.count > 0;
+  }
+
+  // Chooses from the windows at the ends of the shortest runs that are long
+  // enough, so that longer ones stay whole.
+  void choose_shortest_runs(int32_t count, int32_t own, Choice* choice) const {
+    ExtentSet::Cursor at = mixed_.bottom(count + own);
+    if (at.at_end()) {
+      at = mixed_.top();
+    }
+    for (int i = 0; i < Placement::kRunSeeds && !at.at_end();
+         ++i, at = mixed_.above(at)) {
+      const Range run = mixed_.at(at);
+      for (const Piece& piece : {piece_from(run.start), piece_to(run.end())}) {
+        if (piece.range.count > 0) {
+          choose_around(piece, count, own, choice);
+        }
+      }
+    }
   }
 
   // Whether a window in the run of `piece` can be better than the choice, if it
@@ -1024,34 +1053,75 @@ class KVAllocator {
     }
   }
 
-  // Chooses from the largest free extents the one that leaves most room, or if
-  // none has `count` blocks, all of the largest. Returns whether one has.
+  // Chooses a free extent for `count` blocks: the shortest that has the
+  // headroom of both requests; else the one that leaves most room; else, for a
+  // part of the blocks, the longest. Returns whether one has them all.
   bool choose_extent(int32_t count, int32_t own, Choice* choice) const {
+    Range best = shortest_with_room(count, own);
+    if (best.count == 0) {
+      best = extent_with_most_room(count);
+    }
+    if (best.count > 0) {
+      choose(window_in(best, count, own), choice);
+      return true;
+    }
+    if (best = longest_for_part(); best.count > 0) {
+      choose({best, best.start, 0}, choice);
+    }
+    return false;
+  }
+
+  // So that longer ones stay whole.
+  Range shortest_with_room(int32_t count, int32_t own) const {
+    ExtentSet::Cursor at = free_.bottom(count + own);
+    for (int i = 0; i < Placement::kShort && !at.at_end();
+         ++i, at = free_.above(at)) {
+      const Range extent = free_.at(at);
+      if (extent.count - count >= own + reserved_before(extent.start)) {
+        return extent;
+      }
+    }
+    return {0, 0};
+  }
+
+  Range extent_with_most_room(int32_t count) const {
     Range best{0, 0};
     int32_t most_room = INT32_MIN;
     ExtentSet::Cursor at = free_.top();
-    for (int i = 0; i < Placement::kExtents && !at.at_end();
+    for (int i = 0; i < Placement::kLong && !at.at_end();
          ++i, at = free_.after(at)) {
       const int32_t longest = ExtentSet::max_length(at.size_class);
       if (longest < count || longest - count <= most_room) {
         break;
       }
       const Range extent = free_.at(at);
-      const int32_t room = extent.count - count - reserved_before(extent.start);
+      const int32_t room =
+          extent.count - count -
+          Placement::kReservedWeight * reserved_before(extent.start);
       if (extent.count >= count && room > most_room) {
         most_room = room;
         best = extent;
       }
     }
-    if (best.count > 0) {
-      choose(window_in(best, count, own), choice);
-      return true;
+    return best;
+  }
+
+  // The longest free extent; one that nobody grows into counts for more.
+  Range longest_for_part() const {
+    Range best{0, 0};
+    int32_t most = 0;
+    ExtentSet::Cursor at = free_.top();
+    for (int i = 0; i < Placement::kLong && !at.at_end();
+         ++i, at = free_.after(at)) {
+      const Range extent = free_.at(at);
+      const bool is_reserved = reserved_before(extent.start) > 0;
+      const int32_t weight = is_reserved ? 1 : Placement::kUnreservedWeight;
+      if (extent.count > most / weight) {
+        most = extent.count * weight;
+        best = extent;
+      }
     }
-    const Range longest = free_.longest();
-    if (longest.count > 0) {
-      choose({longest, longest.start, 0}, choice);
-    }
-    return false;
+    return best;
   }
 
   // The window for `count` blocks that shares the slack of a free extent.
@@ -1116,9 +1186,11 @@ class KVAllocator {
       before[num_before++] = piece;
       area->start = piece.range.start;
     }
-    if (area->start == 0 || is_group_held(area->start - 1)) {
-      area->reserved = reserved_before(area->start);
+    area->run = run_of(seed.range.start);
+    if (area->run.count == 0) {
+      area->run = seed.range;
     }
+    area->reserved = reserved_before(area->run.start);
     for (int i = num_before; i-- > 0;) {
       area->pieces[area->num_pieces++] = before[i];
     }
@@ -1134,7 +1206,6 @@ class KVAllocator {
       area->pieces[area->num_pieces++] = piece;
       area->end = piece.range.end();
     }
-    area->ends_run = area->end == num_blocks_ || is_group_held(area->end);
   }
 
   void consider(const Area& area, Range range, int32_t own,
@@ -1144,10 +1215,10 @@ class KVAllocator {
         1.001f * choice->score * static_cast<float>(range.count) -
         Placement::kRangeCost;
     Window window{range, 0, 0};
-    window.cost = Placement::room_cost(range.start - area.start, area.reserved);
-    if (area.ends_run) {
-      window.cost += Placement::room_cost(area.end - range.end(), own);
-    }
+    const int32_t before = range.start - area.run.start;
+    const int32_t behind = area.run.end() - range.end();
+    window.cost = Placement::room_cost(before, area.reserved) +
+                  Placement::room_cost(behind, own);
     for (int i = 0; i < area.num_pieces; ++i) {
       const Piece& piece = area.pieces[i];
       if (piece.range.end() <= range.start) {

@@ -176,6 +176,7 @@ class RangeList {
   void forget_request() {
     grown_ = kNotExtended;
     bucket_ = kNoBucket;
+    expected_ = 0;
   }
 
   [[gnu::noinline]] void append_end() {
@@ -203,6 +204,7 @@ class RangeList {
   static constexpr int32_t kNotExtended = -1;
   int32_t grown_ = kNotExtended;  // Blocks added since its first ones.
   int8_t bucket_ = kNoBucket;     // Of the histogram that it is counted in.
+  int32_t expected_ = 0;          // Blocks that are sure to follow.
 };
 
 }  // namespace vllm::tagma

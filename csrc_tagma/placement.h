@@ -17,61 +17,67 @@ namespace vllm::tagma {
 // the headroom that it takes from the request in front of it or lacks itself.
 // Windows are compared by their cost for each block, with a further range as
 // part of it; so a small cheap window can win over a large one that is dear.
-// Without cached blocks that leaves the extent with the most room.
+// Of free extents, and of runs beside the oldest blocks, the shortest that will
+// do is looked at, so that long ones stay whole.
 //
 // A request wants as much headroom as others grew before it, and at least what
-// it grew by itself: its ranges get longer as it grows.
-//
-// Why these values: with a range worth 32 blocks instead of 128, requests of
-// the Mooncake trace have half as many ranges again and find no more of their
-// prefix; headroom that halves what a request grew by makes a third more ranges
-// of long outputs. Without a cache, growing chat requests have 1.4 ranges in a
-// pool that is 70 % live and 3.9 at 90 %; first fit makes it 21.
+// it grew by itself: its ranges get longer as it grows. It gets no more than
+// its fair share of what is left.
 class GrowthHeadroom {
  public:
   // Blocks that a request is first expected to grow by.
   static constexpr float kInitial = 16;
-  // Headroom is at least this: less is soon outgrown. It is at most this part
-  // of the pool or, in a small pool, a fair share of its free blocks.
-  static constexpr int32_t kLeast = 16;
-  static constexpr int32_t kPoolShare = 64;
-  static constexpr int32_t kSmallPool = 1024;
+  // Headroom wanted is at least this, and expected to be at most that.
+  static constexpr int32_t kLeast = 4;
+  static constexpr int32_t kMost = 1024;
+  // A smaller pool has no headroom to give.
+  static constexpr int32_t kSmallestPool = 64;
   // More blocks at once than this are a prompt's, not growth.
   static constexpr int32_t kGrowthStep = 2;
   // What a range more is worth, in blocks that were just used.
-  static constexpr float kRangeCost = 128;
+  static constexpr float kRangeCost = 1024;
   // What the oldest block is worth, likewise.
   static constexpr float kLeastBlockCost = 0.001f;
   // What a range more in the future is worth, likewise.
-  static constexpr float kRoomCost = 4;
+  static constexpr float kRoomCost = 64;
   // With slack to spare, a request gets up to this many times its headroom.
   static constexpr int32_t kSpread = 4;
+  // Headroom of another request counts this many times against an extent.
+  static constexpr int32_t kReservedWeight = 4;
+  // An extent that is nobody's headroom counts as this many times as long, if
+  // only a part of the blocks fits into any.
+  static constexpr int32_t kUnreservedWeight = 3;
   // A window that costs less is not improved on any more.
   static constexpr float kCheap = 1;
-  // Most free extents looked at, from the top size class down: those at the top
-  // are often what a request is about to grow into.
-  static constexpr int kExtents = 256;
-  // Most segments looked around, from the oldest on, and most free extents.
-  static constexpr int kSeeds = 16;
-  static constexpr int kFreeSeeds = 4;
+  // Most free extents looked at, from the shortest that will do upward, and
+  // from the longest downward.
+  static constexpr int kShort = 256;
+  static constexpr int kLong = 8;
+  // Most segments looked around, from the oldest on, most free extents, and
+  // most runs.
+  static constexpr int kSeeds = 4;
+  static constexpr int kFreeSeeds = 1;
+  static constexpr int kRunSeeds = 2;
   // Most pieces of a run looked at on each side.
   static constexpr int kHops = 12;
   // Most further ranges of a chain counted.
   static constexpr int kChain = 8;
 
-  explicit GrowthHeadroom(int32_t num_blocks)
-      : num_blocks_(num_blocks), limit_(num_blocks / kPoolShare) {}
+  explicit GrowthHeadroom(int32_t num_blocks) : num_blocks_(num_blocks) {}
 
   // Headroom for a request that has grown by `grown` blocks, when `available`
-  // blocks are left to `requests` requests.
+  // blocks are left to `requests` requests. At least 1: so others go elsewhere
+  // as long as they can.
   int32_t headroom(int32_t grown, int32_t available, int32_t requests) const {
+    if (num_blocks_ < kSmallestPool) {
+      return 0;
+    }
     const auto expected = static_cast<int32_t>(expected_);
     const int32_t wanted = std::max({kLeast, expected - grown, grown});
-    int32_t limit = limit_;
-    if (limit > 0 && num_blocks_ < kSmallPool) {
-      limit = std::max(limit, available / (requests + 1));
+    if (int64_t{wanted} * (requests + 1) <= available) {
+      return wanted;
     }
-    return std::min(wanted, limit);
+    return std::max(available / (requests + 1), 1);
   }
 
   // Learns from a request that ended: follows the value that a third of the
@@ -80,7 +86,7 @@ class GrowthHeadroom {
   void observe(int32_t grown) {
     const float step = expected_ / 64;
     expected_ += static_cast<float>(grown) > expected_ ? 2 * step : -step;
-    expected_ = std::clamp(expected_, float{kLeast}, float{kSmallPool});
+    expected_ = std::clamp(expected_, float{kLeast}, float{kMost});
   }
   float expected() const { return expected_; }
 
@@ -116,7 +122,6 @@ class GrowthHeadroom {
 
  private:
   int32_t num_blocks_;
-  int32_t limit_;
   float expected_ = kInitial;
 };
 

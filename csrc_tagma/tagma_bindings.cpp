@@ -568,7 +568,10 @@ PyObject* allocator_new_ranges(PyObject* self, PyObject*) {
 PyObject* allocator_extend(PyObject* self, PyObject* const* args,
                            Py_ssize_t nargs) {
   int64_t count = 0;
-  if (!check_nargs("extend", nargs, 2) || !parse_int(args[1], &count)) {
+  int64_t expected = 0;
+  if (!check_nargs("extend", nargs, nargs == 3 ? 3 : 2) ||
+      !parse_int(args[1], &count) ||
+      (nargs == 3 && !parse_int(args[2], &expected))) {
     return nullptr;
   }
   RangesObject* request = parse_request(self, args[0]);
@@ -580,6 +583,7 @@ PyObject* allocator_extend(PyObject* self, PyObject* const* args,
     return nullptr;
   }
   PyObject* done = guarded([&]() -> PyObject* {
+    engine_of(self).expect(&request->blocks, expected);
     const Result result = engine_of(self).extend(&request->blocks, count,
                                                  &as_ranges(view)->blocks);
     return result.ok() ? view : raise(as_allocator(self), result, count);
@@ -880,8 +884,11 @@ PyMethodDef allocator_methods[] = {
      "new_ranges($self, /)\n--\n\n"
      "Return an empty KVRanges for a new request."},
     {"extend", as_method(allocator_extend), METH_FASTCALL,
-     "extend($self, ranges, count, /)\n--\n\n"
+     "extend($self, ranges, count, expected=0, /)\n--\n\n"
      "Append `count` blocks to the request and return a view of just those.\n\n"
+     "`expected` more are sure to follow, as for a prompt's later chunks: "
+     "room\n"
+     "for them is wanted behind these.\n"
      "`count` is rounded up to the alignment. The last range grows in place\n"
      "where the blocks behind it are free, or cached but long unused; else "
      "the\n"

@@ -56,7 +56,7 @@ using Ranges = std::vector<Range>;
 
 // In pools of fewer blocks than this, placement leaves no headroom, so tests
 // can name the blocks that they expect.
-constexpr int32_t kNoHeadroomBelow = GrowthHeadroom::kPoolShare;
+constexpr int32_t kNoHeadroomBelow = GrowthHeadroom::kSmallestPool;
 
 RangeList list_of(const std::vector<int32_t>& blocks) {
   RangeList list;
@@ -593,10 +593,48 @@ TEST(KVAllocator, PlacementLeavesHeadroomForAGrowingRequest) {
 
 TEST(KVAllocator, HeadroomWidensAsARequestOutgrowsIt) {
   const GrowthHeadroom placement(1 << 14);
-  EXPECT_EQ(placement.headroom(0, 0, 1), 16);
-  EXPECT_EQ(placement.headroom(10, 0, 1), 16);
-  EXPECT_EQ(placement.headroom(100, 0, 1), 100);
-  EXPECT_EQ(placement.headroom(10000, 0, 1), (1 << 14) / 64);
+  EXPECT_EQ(placement.headroom(0, 1 << 14, 1), 16);
+  EXPECT_EQ(placement.headroom(14, 1 << 14, 1), 14);
+  EXPECT_EQ(placement.headroom(100, 1 << 14, 1), 100);
+}
+
+TEST(KVAllocator, HeadroomIsAFairShareOfWhatIsLeft) {
+  const GrowthHeadroom placement(1 << 14);
+  EXPECT_EQ(placement.headroom(1000, 300, 2), 100);
+  EXPECT_EQ(placement.headroom(1000, 1000, 499), 2);
+  EXPECT_EQ(placement.headroom(1000, 0, 500), 1) << "others go elsewhere";
+}
+
+TEST(KVAllocator, RoomIsKeptForBlocksThatAreSureToFollow) {
+  KVAllocator pool(1000, 1, 0);
+  RangeList prompt, other;
+  pool.expect(&prompt, 200);
+  ASSERT_TRUE(pool.extend(&prompt, 100).ok());
+  ASSERT_TRUE(pool.extend(&other, 50).ok());
+  pool.expect(&prompt, 100);
+  ASSERT_TRUE(pool.extend(&prompt, 100).ok());
+  ASSERT_TRUE(pool.extend(&other, 50).ok());
+  pool.expect(&prompt, 0);
+  ASSERT_TRUE(pool.extend(&prompt, 100).ok());
+  EXPECT_EQ(prompt.num_ranges(), 1u);
+}
+
+TEST(KVAllocator, TheShortestExtentThatWillDoIsUsed) {
+  KVAllocator pool(4000, 1, 0);
+  std::vector<Range> parts(5);
+  for (const auto& [i, count] :
+       {std::pair(0, 900), {1, 10}, {2, 200}, {3, 10}, {4, 2880}}) {
+    ASSERT_TRUE(pool.allocate(count, &parts[i]).ok());
+  }
+  for (const int i : {0, 2, 4}) {
+    RangeList blocks;
+    blocks.append(parts[i]);
+    ASSERT_TRUE(pool.release(&blocks).ok());
+  }
+  RangeList request;
+  ASSERT_TRUE(pool.extend(&request, 100).ok());
+  EXPECT_EQ(request.ranges(), (Ranges{{parts[2].start, 100}}));
+  EXPECT_EQ(pool.largest_extent(), 2880);
 }
 
 TEST(KVAllocator, HeadroomFollowsHowMuchRequestsGrow) {
