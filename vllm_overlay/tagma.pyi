@@ -134,8 +134,13 @@ class KVAllocator:
     def new_ranges(self) -> KVRanges:
         """Return an empty `KVRanges` for a new request."""
 
-    def extend(self, ranges: KVRanges, count: int, /) -> KVRanges:
+    def extend(
+        self, ranges: KVRanges, count: int, expected: int = 0, /
+    ) -> KVRanges:
         """Append `count` blocks to the request.
+
+        `expected` more are sure to follow, as for a prompt's later chunks: room
+        for them is wanted behind these.
 
         `count` is rounded up to the alignment. The last range grows in place
         where the blocks behind it are free, or cached but long unused; else the

@@ -95,7 +95,7 @@ class ExtentPolicy(ABC):
             self._refs[block] += 1
         return held
 
-    def grow(self, held: RangeList, count: int) -> bool:
+    def grow(self, held: RangeList, count: int, expected: int = 0) -> bool:
         """Append new blocks."""
         inside = min(count, held.room)
         outside = count - inside

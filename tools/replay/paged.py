@@ -65,7 +65,7 @@ class Paged:
             self._refs[block] += 1
         return held
 
-    def grow(self, held: BlockList, count: int) -> bool:
+    def grow(self, held: BlockList, count: int, expected: int = 0) -> bool:
         """Append new blocks: `BlockPool.get_new_blocks`."""
         if count > self.num_free:
             return False

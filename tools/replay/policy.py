@@ -61,8 +61,11 @@ class Policy(Protocol):
         Nothing may have changed since.
         """
 
-    def grow(self, held: Any, count: int) -> bool:
-        """Append `count` new blocks; False: too few are left, nothing changed."""
+    def grow(self, held: Any, count: int, expected: int = 0) -> bool:
+        """Append `count` new blocks; False: too few are left, nothing changed.
+
+        `expected` more are sure to follow, as for a prompt's later chunks.
+        """
 
     def cache(self, held: Any, start: int, stop: int) -> None:
         """Make the blocks at [start, stop) known by their hashes."""

@@ -262,9 +262,11 @@ class Simulator:
 
     def _grow(self, running: _Running, tokens: int) -> bool:
         """Give a request blocks for its tokens; False: a request was preempted."""
-        needed = -(-tokens // self._setting.block_size) - running.held.num_blocks
+        block_size = self._setting.block_size
+        needed = -(-tokens // block_size) - running.held.num_blocks
+        expected = max(0, -(-running.known // block_size) - -(-tokens // block_size))
         calm = True
-        while needed > 0 and not self._policy.grow(running.held, needed):
+        while needed > 0 and not self._policy.grow(running.held, needed, expected):
             calm = False
             last = next(reversed(self._running))
             self._preempt(last)

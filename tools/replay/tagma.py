@@ -78,10 +78,10 @@ class Tagma:
         self._allocator.acquire(ranges, blocks)
         return EngineRanges(ranges, keys)
 
-    def grow(self, held: EngineRanges, count: int) -> bool:
+    def grow(self, held: EngineRanges, count: int, expected: int = 0) -> bool:
         """Append new blocks."""
         try:
-            self._allocator.extend(held.ranges, count)
+            self._allocator.extend(held.ranges, count, expected)
         except self._out_of_blocks:
             return False
         self.num_evicted += len(self._allocator.take_evicted())

@@ -117,10 +117,15 @@ class TagmaBlockPool(BlockPool):
         """Return an empty list of blocks, to be grown and released here."""
         return TagmaRangeList(self, self.allocator.new_ranges())
 
-    def grow(self, blocks: TagmaRangeList, num_blocks: int) -> TagmaRangeList:
-        """Append `num_blocks` new blocks to `blocks` and return them."""
+    def grow(
+        self, blocks: TagmaRangeList, num_blocks: int, num_expected: int = 0
+    ) -> TagmaRangeList:
+        """Append `num_blocks` new blocks to `blocks` and return them.
+
+        `num_expected` more are sure to follow, if possible right behind them.
+        """
         new_blocks = TagmaRangeList(
-            self, self.allocator.extend(blocks.ranges, num_blocks)
+            self, self.allocator.extend(blocks.ranges, num_blocks, num_expected)
         )
         self._after_allocation(new_blocks)
         return new_blocks

@@ -26,6 +26,8 @@ class TagmaFullAttentionManager(FullAttentionManager):
 
     block_pool: TagmaBlockPool
     req_to_blocks: defaultdict[str, TagmaRangeList]  # type: ignore[assignment]
+    # Of the request that slots are being allocated for, computed or not.
+    num_known_tokens = 0
 
     def __init__(
         self, kv_cache_spec: KVCacheSpec, block_pool: TagmaBlockPool, **kwargs
@@ -76,7 +78,10 @@ class TagmaFullAttentionManager(FullAttentionManager):
         num_new_blocks = cdiv(num_tokens, self.block_size) - len(blocks)
         if num_new_blocks <= 0:
             return ()
-        new_blocks = self.block_pool.grow(blocks, num_new_blocks)
+        num_expected = cdiv(self.num_known_tokens, self.block_size) - len(blocks)
+        new_blocks = self.block_pool.grow(
+            blocks, num_new_blocks, num_expected - num_new_blocks
+        )
         if self.records_new_block_ids and record_for_zeroing:
             self.new_block_ids.extend(new_blocks.block_ids())
         return new_blocks

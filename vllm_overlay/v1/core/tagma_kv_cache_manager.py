@@ -46,6 +46,14 @@ class TagmaKVCacheManager(KVCacheManager):
     ) -> KVCacheBlocks:
         return TagmaKVCacheBlocks(blocks) if any(blocks) else self.empty_kv_cache_blocks
 
+    def allocate_slots(
+        self, request: Request, num_new_tokens: int, *args, **kwargs
+    ) -> KVCacheBlocks | None:
+        # A prompt may come in chunks: its later ones belong behind the first.
+        (manager,) = self.coordinator.single_type_managers
+        manager.num_known_tokens = request.num_tokens
+        return super().allocate_slots(request, num_new_tokens, *args, **kwargs)
+
     def estimate_cached_tokens(self, request: Request) -> int:
         # Later blocks cover more tokens, so the last one with a hash tells it.
         block_hashes = self.block_pool.block_hashes
