@@ -9,7 +9,7 @@ from pathlib import Path
 from tools import console
 from tools.errors import ToolError
 from tools.outcome import Outcome
-from tools.process import find_program, run_watched
+from tools.process import find_program, run, run_watched
 from tools.project import Project
 from tools.stamp import Stamp
 
@@ -55,7 +55,7 @@ def build(project: Project) -> Path:
     env = {name: text for name, text in os.environ.items() if name != "DESTDIR"}
     env["PYTHONPATH"] = str(stub / "python")
 
-    def run(name: str, *arguments: str | Path) -> None:
+    def run_cmake(name: str, *arguments: str | Path) -> None:
         log = project.build / "logs" / f"extension-{name}.log"
         run_watched([cmake, *arguments], output=log, on_line=_ignore, env=env)
 
@@ -70,15 +70,40 @@ def build(project: Project) -> Path:
         console.note("configure the extension …")
         shutil.rmtree(folder, ignore_errors=True)
         _write_stub(stub)
-        run("configure", *arguments)
+        run_cmake("configure", *arguments)
         stamp.write(inputs)
-    run("compile", "--build", folder, "--target", _TARGET)
+    run_cmake("compile", "--build", folder, "--target", _TARGET)
     target = project.build / "ext"
     # CMake compares times by the second and would keep a file of the same one.
     shutil.rmtree(target, ignore_errors=True)
-    run("install", "--install", folder, "--component", _TARGET, "--prefix", target,
-        "--strip")  # fmt: skip
+    run_cmake("install", "--install", folder, "--component", _TARGET,
+              "--prefix", target, "--strip")  # fmt: skip
     return target / "vllm" / f"{_TARGET}.abi3.so"
+
+
+def build_variant(project: Project, source: Path, define: str) -> Path:
+    """Compile an engine with another value of a constant, without CMake.
+
+    Args:
+        project: The project.
+        source: Folder of the engine's sources.
+        define: The constant, as `NAME=VALUE`.
+
+    Returns:
+        The extension's file, fit for a comparison only.
+
+    Raises:
+        ToolError: A tool is missing, or the compilation fails.
+    """
+    _require_compiler()
+    named = os.environ.get("CXX", "").split()
+    compiler = named or [next(name for name in _COMPILERS if find_program(name))]
+    target = project.build / "bench" / f"{_TARGET}-{define}.abi3.so"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    run([*compiler, "-std=c++17", "-O2", "-fPIC", "-shared", f"-D{define}",
+         "-DPy_LIMITED_API=0x030B0000", f"-I{sysconfig.get_path('include')}",
+         source / "tagma_bindings.cpp", "-o", target])  # fmt: skip
+    return target
 
 
 def tool(name: str) -> Path:

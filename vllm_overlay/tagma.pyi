@@ -134,9 +134,7 @@ class KVAllocator:
     def new_ranges(self) -> KVRanges:
         """Return an empty `KVRanges` for a new request."""
 
-    def extend(
-        self, ranges: KVRanges, count: int, expected: int = 0, /
-    ) -> KVRanges:
+    def extend(self, ranges: KVRanges, count: int, expected: int = 0, /) -> KVRanges:
         """Append `count` blocks to the request.
 
         `expected` more are sure to follow, as for a prompt's later chunks: room

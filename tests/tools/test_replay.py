@@ -517,6 +517,21 @@ def test_builds_of_the_engine_are_compared(checkout: Checkout, engine: Path) -> 
     assert old["runs_mean"] == new["runs_mean"]
 
 
+def test_engines_with_other_constants_are_compared(checkout: Checkout) -> None:
+    sources = checkout.project.root / "csrc_tagma"
+    shutil.copytree(REPOSITORY / "csrc_tagma", sources, dirs_exist_ok=True)
+    done = checkout.cli(
+        "replay", "--json", "--range-cost=1", "--range-cost=4096", "--workload=chat",
+        "--seeds=1", "--concurrency=16", "--turnovers=4", "--prefix-cache=yes",
+        "--live-share=0.9", "--policy=tagma",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (comparison,) = json.loads(done.stdout)["data"]["comparisons"]
+    cheap, dear = comparison["policies"]
+    assert (cheap["policy"], dear["policy"]) == ("range = 1", "range = 4096")
+    assert cheap["runs_mean"]["mean"] > dear["runs_mean"]["mean"]
+
+
 @pytest.mark.parametrize("name", ["nowhere.so", "paged=x.so", "x.so"])
 def test_a_bad_engine_is_a_usage_error(checkout: Checkout, name: str) -> None:
     file = checkout.project.root / "x.so"

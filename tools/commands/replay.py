@@ -90,6 +90,10 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--engine", "builds", multiple=True, metavar="[NAME=]FILE",
     help="A build of vllm.tagma to use instead of the tree's; several are compared.",
 )  # fmt: skip
+@click.option(
+    "--range-cost", "range_costs", type=click.IntRange(1), multiple=True,
+    help="Compare engines that find a range worth so many blocks instead.",
+)  # fmt: skip
 @click.option("--plot", "plots", is_flag=True, help="Draw hits against runs.")
 @json_option
 @click.pass_obj
@@ -109,6 +113,7 @@ def command(
     pool_tokens: int | None,
     jobs: int,
     builds: tuple[str, ...],
+    range_costs: tuple[int, ...],
     plots: bool,
     as_json: bool,
 ) -> None:
@@ -118,9 +123,16 @@ def command(
     the contiguous runs per request and the tokens found in the prefix cache.
 
     Example: python -m tools replay --trace mooncake_conversation.jsonl --plot
+
+    The default takes a minute or two of one core; --full several times that.
     """
     project = settings.project
-    engines = _named(builds)
+    engines = _named(builds) | {
+        f"range = {cost}": extension.build_variant(
+            project, project.root / "csrc_tagma", f"TAGMA_RANGE_COST={cost}"
+        )
+        for cost in range_costs
+    }
     chosen = [name for name in BASELINES if not policies or name in policies]
     if not policies or _ENGINE in policies:
         chosen += engines or [_ENGINE]

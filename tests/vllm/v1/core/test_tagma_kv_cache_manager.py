@@ -173,6 +173,17 @@ def test_requests_that_grow_in_turn_stay_one_range():
         assert num_ranges(manager, request) == 1
 
 
+def test_the_chunks_of_a_prompt_stay_one_range():
+    manager = make_manager(num_blocks=400, block_size=4)
+    prompts = [request_of(name, 200, block_size=4) for name in "abc"]
+    for prompt in prompts:
+        assert admit(manager, prompt, num_tokens=40) == 0
+    for _ in range(4):
+        for prompt in prompts:
+            assert compute(manager, prompt, 40)
+    assert [num_ranges(manager, prompt) for prompt in prompts] == [1, 1, 1]
+
+
 def test_new_blocks_are_returned_once_and_in_order():
     manager = make_manager(num_blocks=4096)
     request = request_of("a", 100)
