@@ -79,8 +79,7 @@ class GrowthHeadroom {
   explicit GrowthHeadroom(int32_t num_blocks) : num_blocks_(num_blocks) {}
 
   // Headroom for a request that has grown by `grown` blocks, when `available`
-  // blocks are left to `requests` requests. At least 1: so others go elsewhere
-  // as long as they can.
+  // blocks are left to `requests` requests.
   int32_t headroom(int32_t grown, int32_t available, int32_t requests) const {
     if (num_blocks_ < kSmallestPool) {
       return 0;
@@ -90,7 +89,7 @@ class GrowthHeadroom {
     if (int64_t{wanted} * (requests + 1) <= available) {
       return wanted;
     }
-    return std::max(available / (requests + 1), 1);
+    return available / (requests + 1);
   }
 
   // Learns from a request that ended: follows the value that a third of the
