@@ -33,9 +33,9 @@ namespace vllm::tagma {
 // 1024 or 2048 blocks, requests of the Mooncake trace have 3.7, 2.9, 2.6 or
 // 2.5 in a pool that is 70 % live, and find 0.94 to 0.97 of what LRU finds,
 // whichever it is. Those of long sessions have half as many at 2048 as at 64
-// and find about a sixth less, see docs/range_cost.png. Without a cache, 512
-// chat requests have 1.2 at 70 % live, 2.4 at 90 % and 12 at 98 %; with more
-// headroom than a fair share 1.2, 3.9 and 16.
+// and find about a sixth less, see tools/replay/range_cost.png. Without a
+// cache, 512 chat requests have 1.2 at 70 % live, 2.4 at 90 % and 12 at 98 %;
+// with more headroom than a fair share 1.2, 3.9 and 16.
 class GrowthHeadroom {
  public:
   // Blocks that a request is first expected to grow by.

@@ -822,3 +822,130 @@ TestAllocatorModel.settings = settings(
     derandomize=True,
     database=None,
 )
+
+
+class PrefixIndexModel(RuleBasedStateMachine):
+    """The index against a dict of lists: hash to the blocks inserted under it."""
+
+    requests = Bundle("requests")
+    # A few hashes in a few orders, so that prefixes are shared and blocks collide;
+    # long enough lists that the pool must evict.
+    hashes = st.lists(st.integers(0, 15), min_size=4, max_size=12).map(
+        lambda names: [b"%032d" % name for name in names]
+    )
+
+    @initialize()
+    def make_pool(self):
+        self.pool = KVAllocator(NUM_BLOCKS, max_ranges=0)
+        self.index = PrefixIndex(self.pool, record_evicted=True)
+        self.refs = [0] * NUM_BLOCKS
+        self.hash_of: dict[int, bytes] = {}
+        self.blocks_of: dict[bytes, list[int]] = {}
+
+    def add(self, block, block_hash):
+        if self.hash_of.get(block) != block_hash:
+            self.remove(block)
+            self.hash_of[block] = block_hash
+            self.blocks_of.setdefault(block_hash, []).append(block)
+
+    def remove(self, block):
+        if (block_hash := self.hash_of.pop(block, None)) is not None:
+            self.blocks_of[block_hash].remove(block)
+            if not self.blocks_of[block_hash]:
+                del self.blocks_of[block_hash]
+
+    def take_evicted(self):
+        """Forget what the pool evicted, block and hash in one order."""
+        evicted = self.pool.take_evicted()
+        assert self.index.take_evicted_hashes() == [self.hash_of[b] for b in evicted]
+        assert all(self.refs[block] == 0 for block in evicted)
+        for block in evicted:
+            self.remove(block)
+
+    @rule(target=requests, hashes=hashes)
+    def admit(self, hashes):
+        """As the manager does: find the prefix, take it, then grow behind it."""
+        hit = self.index.match(hashes)
+        expected = []
+        for block_hash in hashes:
+            if block_hash not in self.blocks_of:
+                break
+            expected.append(self.blocks_of[block_hash][0])
+        assert list(hit) == expected
+        request = self.pool.new_ranges()
+        self.pool.acquire(request, hit)
+        for block in expected:
+            self.refs[block] += 1
+        lacking = len(hashes) - len(expected)
+        try:
+            added = list(self.pool.extend(request, lacking)) if lacking else []
+        except OutOfBlocksError:
+            assert self.refs.count(0) < lacking
+            return request
+        self.take_evicted()
+        for block in added:
+            self.refs[block] += 1
+        self.insert(request, hashes, len(expected), len(hashes))
+        return request
+
+    def insert(self, request, hashes, start, stop):
+        blocks = list(request)[start:stop]
+        before = {block for block in blocks if block in self.hash_of}
+        num_new = self.index.insert(request, hashes, start, stop)
+        assert num_new == len(set(blocks) - before)
+        for block, block_hash in zip(blocks, hashes[start:stop]):
+            self.add(block, block_hash)
+
+    @rule(request=requests, hashes=hashes, data=st.data())
+    def insert_part(self, request, hashes, data):
+        """Under other hashes, too: a block moves to the one that it is given."""
+        end = min(len(request), len(hashes))
+        start = data.draw(st.integers(0, end))
+        self.insert(request, hashes, start, data.draw(st.integers(start, end)))
+
+    @rule(request=consumes(requests))
+    def release(self, request):
+        for block in request:
+            self.refs[block] -= 1
+        self.pool.release(request)
+
+    @rule(block=st.integers(0, NUM_BLOCKS - 1))
+    def erase(self, block):
+        if block in self.hash_of:
+            self.index.erase(block)
+            self.remove(block)
+        else:
+            before = self.pool.dump()
+            with pytest.raises(ValueError):
+                self.index.erase(block)
+            assert self.pool.dump() == before
+
+    @rule(blocks=st.lists(st.integers(0, NUM_BLOCKS - 1), max_size=4))
+    def evict(self, blocks):
+        self.index.evict(blocks)
+        for block in blocks:
+            self.remove(block)
+
+    @rule()
+    def clear(self):
+        self.index.clear()
+        self.hash_of.clear()
+        self.blocks_of.clear()
+
+    @invariant()
+    def agrees(self):
+        self.pool.check_invariants()
+        blocks = range(NUM_BLOCKS)
+        assert [self.index.hash_of(b) for b in blocks] == [
+            self.hash_of.get(b) for b in blocks
+        ]
+        assert {b for b in blocks if self.pool.is_cached(b)} == set(self.hash_of)
+        assert len(self.index) == len(self.hash_of)
+        assert self.index.num_hashes == len(self.blocks_of)
+        assert [self.pool.ref_count(b) for b in blocks] == self.refs
+        for block_hash, holders in self.blocks_of.items():
+            assert self.index.find(block_hash) == holders[0]
+
+
+TestPrefixIndexModel = PrefixIndexModel.TestCase
+TestPrefixIndexModel.settings = TestAllocatorModel.settings
