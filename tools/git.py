@@ -24,6 +24,12 @@ _PINNED_OPTIONS = (
     "core.attributesFile=/dev/null",
     "core.excludesFile=/dev/null",
     "core.quotePath=false",
+    "core.abbrev=12",
+    "diff.algorithm=myers",
+    "merge.renames=true",
+    "merge.directoryRenames=conflict",
+    "merge.conflictStyle=diff3",
+    "rerere.enabled=false",
     "commit.gpgSign=false",
     "pack.compression=1",  # of the import, which git reads back at once
     "fastimport.unpackLimit=0",  # else small imports become loose objects
@@ -171,14 +177,15 @@ class Repository:
             return self.tree_of(tree)
         there = self.git("ls-tree", "-r", "-z", source, "--", *wanted).text
         gone = "".join(f"0 {'0' * 40}\t{path}\0" for path in wanted)
+        entries = (gone + there).encode("utf-8", "surrogateescape")
+        return self.tree_with_entries(tree, entries)
+
+    def tree_with_entries(self, tree: str, entries: bytes) -> str:
+        """Return a tree with entries replaced, in the form of `update-index -z`."""
         with tempfile.TemporaryDirectory(dir=self.git_dir) as scratch:
             index = Path(scratch) / "index"
             self.git("read-tree", tree, index=index)
-            self.git(
-                *("update-index", "-z", "--index-info"),
-                stdin=(gone + there).encode("utf-8", "surrogateescape"),
-                index=index,
-            )
+            self.git("update-index", "-z", "--index-info", stdin=entries, index=index)
             return self.git("write-tree", index=index).text
 
     def changed_paths(self) -> list[str]:

@@ -121,6 +121,23 @@ class IndexConfig:
                         return True
         return False
 
+    def digest(self, project: str, filename: str) -> str:
+        """Return the sha256 that an index states for a file; "" if none does.
+
+        Raises:
+            requests.RequestException: An index could not be reached.
+        """
+        for url in self.urls:
+            with self.client(url) as client:
+                try:
+                    page = client.get_project_page(project, timeout=_TIMEOUT_S)
+                except NoSuchProjectError:
+                    continue
+                for package in page.packages:
+                    if package.filename == filename:
+                        return package.digests.get("sha256", "")
+        return ""
+
 
 def offline(what: str, error: Exception, mend: str) -> ToolError:
     """Return the error of a download that could not reach the index."""

@@ -22,6 +22,8 @@ class Outcome(Enum):
     SYSTEM = "system"
     DIFFERENT = "different"
     CONFLICT = "conflict"
+    IN_PROGRESS = "in-progress"
+    NOT_IN_PROGRESS = "not-in-progress"
     USAGE = "usage"
     # The input is broken.
     BAD_PIN = "bad-pin"
@@ -58,6 +60,8 @@ _USER_MUST_ACT = frozenset(
         Outcome.SYSTEM,
         Outcome.DIFFERENT,
         Outcome.CONFLICT,
+        Outcome.IN_PROGRESS,
+        Outcome.NOT_IN_PROGRESS,
     }
 )
 

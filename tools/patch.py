@@ -43,12 +43,18 @@ class Hunk:
         header: The hunk's `@@` line.
         start: First line of the old text, counted from 1.
         old_lines: The lines that the hunk expects there, with their line ends.
+        new_lines: The lines that it leaves there.
+        added: Those of them that it adds.
+        removed: The old lines that it removes.
     """
 
     path: str
     header: str
     start: int
     old_lines: tuple[bytes, ...]
+    new_lines: tuple[bytes, ...] = ()
+    added: tuple[bytes, ...] = ()
+    removed: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -189,9 +195,16 @@ class Patch:
                 continue
             path = _path(file.source_file)
             for hunk in file:
-                old = _old_lines(hunk)
                 header = f"@@ -{hunk.source_start},{hunk.source_length} @@"
-                yield Hunk(path, header, hunk.source_start, old)
+                yield Hunk(
+                    path,
+                    header,
+                    hunk.source_start,
+                    _lines(hunk, " -"),
+                    _lines(hunk, " +"),
+                    _lines(hunk, "+"),
+                    _lines(hunk, "-"),
+                )
 
 
 def _path(name: str, prefix: str = "a/") -> str:
@@ -212,17 +225,18 @@ def _check_fields(name: str, fields: dict[str, str]) -> None:
         raise _bad(name, "From is not `Name <address>` as git keeps it")
 
 
-def _old_lines(hunk: DiffHunk) -> tuple[bytes, ...]:
+def _lines(hunk: DiffHunk, kinds: str) -> tuple[bytes, ...]:
+    """Return the hunk's lines of the named kinds, byte for byte."""
     lines: list[bytes] = []
-    old = False
+    wanted = False
     for line in hunk:
         if line.line_type == LINE_TYPE_NO_NEWLINE:
             # unidiff gives the line before it a line end all the same.
-            if old:
+            if wanted:
                 lines[-1] = lines[-1].removesuffix(b"\n")
             continue
-        old = line.is_context or line.is_removed
-        if old:
+        wanted = line.line_type in kinds
+        if wanted:
             lines.append(line.value.encode("latin-1"))
     return tuple(lines)
 
@@ -243,8 +257,7 @@ def check_place(name: str, hunk: Hunk, content: bytes | None) -> None:
     where = f"{name} does not apply: {hunk.path}, hunk {hunk.header}"
     if content is None:
         raise _failed(f"{where}: there is no such file", ())
-    lines = content.split(b"\n")
-    lines = [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+    lines = split_lines(content)
     first = max(hunk.start - 1, 0)
     found = lines[first : first + len(hunk.old_lines)]
     if tuple(found) == hunk.old_lines:
@@ -254,7 +267,7 @@ def check_place(name: str, hunk: Hunk, content: bytes | None) -> None:
         (i for i, (expected, other) in enumerate(pairs) if expected != other),
         len(pairs),
     )
-    moved = _places(lines, hunk.old_lines)
+    moved = places(lines, hunk.old_lines)
     elsewhere = (
         (f"the expected lines stand at line {', '.join(map(str, moved))} instead",)
         if moved
@@ -272,7 +285,13 @@ def check_place(name: str, hunk: Hunk, content: bytes | None) -> None:
     )
 
 
-def _places(lines: list[bytes], wanted: tuple[bytes, ...]) -> list[int]:
+def split_lines(content: bytes) -> list[bytes]:
+    """Return the lines of a file, with their line ends, as git counts them."""
+    lines = content.split(b"\n")
+    return [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+
+
+def places(lines: list[bytes], wanted: tuple[bytes, ...]) -> list[int]:
     """Return the line numbers at which `wanted` stands, at most five."""
     size = len(wanted)
     starts = (

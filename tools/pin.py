@@ -94,6 +94,22 @@ class Pin:
             )
         return self.wheels[device]
 
+    def to_toml(self, old: str) -> str:
+        """Return the text of `pin.toml`, with the leading comment of an old one."""
+        comment = re.match(r"(#.*\n)*", old)
+        tables = {"sdist": self.sdist}
+        tables |= {f"wheel.{device}": wheel for device, wheel in self.wheels.items()}
+        parts = [
+            f'{comment[0] if comment else ""}version = "{self.version}"\n'
+            f'commit = "{self.commit}"\ntree = "{self.tree}"\n'
+        ]
+        parts += [
+            f'[{name}]\nproject = "{file.project}"\nfilename = "{file.filename}"\n'
+            f'sha256 = "{file.sha256}"\n'
+            for name, file in tables.items()
+        ]
+        return "\n".join(parts)
+
 
 def _read_lock(path: Path) -> str:
     """Return the locked tree id, or "" before the first `apply --lock`."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools import fault
 from tools.errors import ToolError
 from tools.outcome import Outcome
 
@@ -79,6 +80,7 @@ def run(
     """
     args = tuple(str(arg) for arg in argv)
     log.debug("run %s (in %s)", shlex.join(args), cwd or Path.cwd())
+    fault.point()
     sink = output.open("ab") if output else None
     try:
         done = subprocess.run(

@@ -57,6 +57,21 @@ class Project:
         return self.root / "upstream" / "pin.toml"
 
     @property
+    def releases_file(self) -> Path:
+        """The hashes of releases that were looked at."""
+        return self.root / "upstream" / "releases.toml"
+
+    @property
+    def reports(self) -> Path:
+        """What rebases and comparisons of releases gave."""
+        return self.root / "reports"
+
+    @property
+    def dropped(self) -> Path:
+        """Copies of whatever a command took away."""
+        return self.build / "dropped"
+
+    @property
     def patches(self) -> Path:
         """The patch series."""
         return self.root / "patches"

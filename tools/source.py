@@ -10,7 +10,7 @@ from tools.git import Repository
 from tools.outcome import Outcome
 from tools.pin import Pin
 
-_IMPORT = "refs/tagma/import"
+_IMPORT = "refs/tagma/import"  # and the archive's hash: imports run side by side
 
 
 class Source(Protocol):
@@ -52,12 +52,13 @@ class Sdist:
             sdist = self.file
         else:
             sdist = download.fetch(pin.sdist, self.cache, "--source")
-        stream = b"".join(archive.fast_import(sdist, _IMPORT))
+        reference = f"{_IMPORT}-{pin.sdist.sha256[:12]}"
+        stream = b"".join(archive.fast_import(sdist, reference))
         # One pack without deltas: 7,700 loose objects cost more than the rest.
         options = ("--quiet", "--force", "--depth=0")
         repository.git("fast-import", *options, stdin=stream)
-        tree = repository.tree_of(_IMPORT)
-        repository.git("update-ref", "-d", _IMPORT)
+        tree = repository.tree_of(reference)
+        repository.git("update-ref", "-d", reference)
         return tree
 
 
