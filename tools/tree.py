@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from tools import console, overlay
+from tools.carry.journal import refuse_half_switched
 from tools.edits import Snapshot
 from tools.errors import ToolError
 from tools.git import Repository
@@ -142,8 +143,15 @@ class Applied:
 class Tree:
     """The patched tree of a project. The caller holds the project's lock."""
 
-    def __init__(self, project: Project):
+    def __init__(self, project: Project, *, rebasing: bool = False):
+        """Name the tree.
+
+        Args:
+            project: The project.
+            rebasing: A rebase that is putting its files in place calls.
+        """
         self.project = project
+        self.rebasing = rebasing
         self.repository = Repository(project.tree)
         self.state_file = self.repository.git_dir / "tagma.json"
 
@@ -335,7 +343,13 @@ class Tree:
         return (state.overlays, *listed.text.split())
 
     def recover(self) -> None:
-        """Complete what a killed run began; each command that writes begins so."""
+        """Complete what a killed run began; each command that writes begins so.
+
+        Raises:
+            ToolError: A killed rebase has to be finished or undone first.
+        """
+        if not self.rebasing:
+            refuse_half_switched(self.project)
         self._remove_scratch()
         if pending := Transaction.pending(self.project):
             self._remove_left_locks()

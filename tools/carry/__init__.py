@@ -1,0 +1,1 @@
+"""Carrying the series to another release of upstream."""

@@ -1,0 +1,181 @@
+"""What a rebase has done so far, in one file that is replaced in one step."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from tools import atomic
+from tools.carry.landing import Carried, Conflict, Landing
+from tools.errors import ToolError
+from tools.outcome import Outcome
+from tools.pin import Artifact, Pin
+from tools.project import Project
+
+
+class Phase(Enum):
+    """Where a rebase stands."""
+
+    REPLAY = "replay"  # patches are being carried; no file of the project changed
+    STOPPED = "stopped"  # a patch waits for the user
+    SWITCH = "switch"  # the new files are being put in place
+    RESTORE = "restore"  # the old files are being put back
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A patch of the series that is done.
+
+    Args:
+        name: Its file.
+        landing: What became of it.
+        commit: Its new commit; "" if it was dropped.
+        details: What a person should know.
+        resolutions: Files of the resolutions that solved it, with the path of each.
+    """
+
+    name: str
+    landing: Landing
+    commit: str
+    details: tuple[str, ...] = ()
+    resolutions: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The state of a rebase.
+
+    Args:
+        phase: Where it stands.
+        inputs: Digest of pin, overlays and series at its start.
+        old: The release that the series is on.
+        new: The release that it goes to.
+        steps: Each patch file and its commit in the old tree, in order.
+        tip: The last commit of the new series so far.
+        done: The patches that are done, in order.
+        stopped: The patch that waits for the user.
+        offer: Use stored resolutions.
+        written: In SWITCH and RESTORE, the files that change, below the project.
+        removed: The files that go.
+    """
+
+    phase: Phase
+    inputs: str
+    old: Pin
+    new: Pin
+    steps: tuple[tuple[str, str], ...]
+    tip: str
+    done: tuple[Entry, ...] = ()
+    stopped: Carried | None = None
+    offer: bool = True
+    written: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, project: Project) -> "Journal | None":
+        """Return the journal of the rebase that is under way, if there is one."""
+        path = journal_file(project)
+        try:
+            data = json.loads(path.read_text("utf-8"))
+            return cls(
+                phase=Phase(data["phase"]),
+                inputs=data["inputs"],
+                old=_pin(data["old"]),
+                new=_pin(data["new"]),
+                steps=tuple((name, commit) for name, commit in data["steps"]),
+                tip=data["tip"],
+                done=tuple(_entry(entry) for entry in data["done"]),
+                stopped=_carried(data["stopped"]) if data["stopped"] else None,
+                offer=data["offer"],
+                written=tuple(data["written"]),
+                removed=tuple(data["removed"]),
+            )
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise ToolError(
+                Outcome.SYSTEM,
+                f"{path} is damaged",
+                (f"Move {path.parent} away; patches/ is as it was", "git status"),
+                (str(error),),
+            ) from error
+
+    def write(self, project: Project) -> None:
+        """Record the state in one step."""
+        data = asdict(self)
+        text = json.dumps(data, indent=1, default=lambda member: member.value)
+        atomic.write(journal_file(project), text.encode())
+
+    @property
+    def next_step(self) -> tuple[str, str] | None:
+        """The patch that comes next, and its old commit."""
+        return self.steps[len(self.done)] if len(self.done) < len(self.steps) else None
+
+    def with_entry(self, entry: Entry) -> "Journal":
+        """Return the journal after one more patch."""
+        return replace(
+            self,
+            phase=Phase.REPLAY,
+            done=(*self.done, entry),
+            tip=entry.commit or self.tip,
+            stopped=None,
+        )
+
+
+def folder(project: Project) -> Path:
+    """Return the folder of the rebase that is under way."""
+    return project.build / "rebase"
+
+
+def journal_file(project: Project) -> Path:
+    """Return the file of the journal."""
+    return folder(project) / "journal.json"
+
+
+def refuse_half_switched(project: Project) -> None:
+    """Stop while a killed rebase has left some files new and some old.
+
+    Raises:
+        ToolError: It has.
+    """
+    journal = Journal.read(project)
+    if journal and journal.phase in (Phase.SWITCH, Phase.RESTORE):
+        raise ToolError(
+            Outcome.IN_PROGRESS,
+            f"a rebase to {journal.new.version} was interrupted as it replaced files",
+            (
+                "Finish it: python -m tools rebase --continue",
+                "or undo it: python -m tools rebase --abort",
+            ),
+        )
+
+
+def _pin(data: dict[str, object]) -> Pin:
+    fields = dict(data)
+    fields["sdist"] = Artifact(**fields["sdist"])  # type: ignore[arg-type]
+    wheels = fields["wheels"]
+    assert isinstance(wheels, dict)
+    fields["wheels"] = {device: Artifact(**wheel) for device, wheel in wheels.items()}
+    return Pin(**fields)  # type: ignore[arg-type]
+
+
+def _entry(data: dict[str, object]) -> Entry:
+    return Entry(
+        str(data["name"]),
+        Landing(data["landing"]),
+        str(data["commit"]),
+        tuple(data["details"]),  # type: ignore[arg-type]
+        tuple((a, b) for a, b in data["resolutions"]),  # type: ignore[attr-defined]
+    )
+
+
+def _carried(data: dict[str, object]) -> Carried:
+    conflicts = data["conflicts"]
+    assert isinstance(conflicts, list)
+    return Carried(
+        str(data["name"]),
+        Landing(data["landing"]),
+        str(data["tree"]),
+        tuple(data["details"]),  # type: ignore[arg-type]
+        tuple(Conflict(**conflict) for conflict in conflicts),
+    )

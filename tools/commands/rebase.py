@@ -1,0 +1,168 @@
+"""`rebase`: carry the series to another release of upstream."""
+
+import click
+
+from tools import console
+from tools.carry.journal import Journal
+from tools.carry.rebase import Finished, Rebase
+from tools.cli import Settings, json_option
+from tools.outcome import Outcome, Report
+
+_AGAIN = "python -m tools rebase"
+
+
+@click.command("rebase")
+@click.argument("release", required=False)
+@click.option("--continue", "action", flag_value="continue", help="Go on.")
+@click.option("--skip", "action", flag_value="skip", help="Drop the stopped patch.")
+@click.option("--abort", "action", flag_value="abort", help="Put everything back.")
+@click.option("--status", "action", flag_value="status", help="Say where it stands.")
+@click.option(
+    "--no-resolutions", is_flag=True, help="Do not use the stored resolutions."
+)
+@json_option
+@click.pass_obj
+def command(
+    settings: Settings,
+    release: str | None,
+    action: str | None,
+    no_resolutions: bool,
+    as_json: bool,
+) -> None:
+    """Carry the series to RELEASE by three-way merges; the pin moves with it.
+
+    Files change only at the end, all of them or none. At a conflict, edit the work
+    tree that is named, then go on with --continue. Copies of dropped patches are kept
+    under build/dropped.
+
+    Example: python -m tools rebase 0.33.0
+    """
+    if bool(release) == bool(action):
+        raise click.UsageError(
+            "name a release, or one of --continue, --skip, --abort and --status"
+        )
+    project = settings.project
+    with project.lock():
+        rebase = Rebase(project)
+        if action == "status":
+            report = _status(rebase)
+        elif action == "abort":
+            report = _aborted(rebase)
+        elif action == "skip":
+            report = _result(rebase, rebase.skip())
+        elif action == "continue":
+            report = _result(rebase, rebase.proceed())
+        else:
+            assert release
+            report = _result(rebase, rebase.start(release, offer=not no_resolutions))
+    console.show(report, as_json)
+    click.get_current_context().exit(report.outcome.exit_code)
+
+
+def _status(rebase: Rebase) -> Report:
+    journal = rebase.journal
+    if journal is None:
+        return Report("rebase", Outcome.UNCHANGED, "no rebase is under way")
+    steps = (f"Go on: {_AGAIN} --continue", f"or give it up: {_AGAIN} --abort")
+    if journal.stopped:
+        return _stopped(rebase, journal, Outcome.DONE)
+    return Report(
+        "rebase",
+        Outcome.DONE,
+        f"a rebase to {journal.new.version} was interrupted: {_progress(journal)}",
+        steps,
+        _lines(journal),
+        _data(journal),
+    )
+
+
+def _aborted(rebase: Rebase) -> Report:
+    kept = rebase.abort()
+    details = tuple(f"what you made is kept in {path}" for path in kept)
+    return Report(
+        "rebase",
+        Outcome.DONE,
+        "the rebase is given up; everything is as it was",
+        details=details,
+        data={"kept": [str(path) for path in kept]},
+    )
+
+
+def _result(rebase: Rebase, result: Journal | Finished) -> Report:
+    if isinstance(result, Journal):
+        return _stopped(rebase, result, Outcome.CONFLICT)
+    journal = result.journal
+    return Report(
+        "rebase",
+        Outcome.DONE,
+        f"the series is on {journal.new.version}: {_progress(journal)}",
+        (f"Read {result.report}", "Build and test: make test"),
+        (*_lines(journal), f"replaced and dropped files are kept in {result.kept}"),
+        _data(journal) | {"report": str(result.report), "kept": str(result.kept)},
+    )
+
+
+def _stopped(rebase: Rebase, journal: Journal, outcome: Outcome) -> Report:
+    found = journal.stopped
+    assert found
+    files = [conflict.path for conflict in found.conflicts]
+    steps = (
+        f"Edit {', '.join(files)} in {rebase.work.path}, then: {_AGAIN} --continue",
+        f"or drop the patch, keeping a copy: {_AGAIN} --skip",
+        f"or give up: {_AGAIN} --abort",
+    )
+    versions = rebase.folder / "versions"
+    return Report(
+        "rebase",
+        outcome,
+        f"{found.name} stops the rebase to {journal.new.version}: "
+        f"{found.landing.value} in {', '.join(files)}",
+        steps,
+        (*_lines(journal), *found.details, f"the versions of each file: {versions}"),
+        _data(journal),
+    )
+
+
+def _progress(journal: Journal) -> str:
+    landed = sum(1 for entry in journal.done if entry.commit)
+    dropped = len(journal.done) - landed
+    return f"{landed} patches landed, {dropped} dropped, of {len(journal.steps)}"
+
+
+def _lines(journal: Journal) -> tuple[str, ...]:
+    lines = []
+    for entry in journal.done:
+        lines.append(f"{entry.landing.value:9} {entry.name}")
+        lines += [
+            f"          {path}: stored resolution {file}"
+            for path, file in entry.resolutions
+        ]
+        if not entry.commit:
+            lines += [f"          {detail}" for detail in entry.details]
+    return tuple(lines)
+
+
+def _data(journal: Journal) -> dict[str, object]:
+    stopped = journal.stopped
+    return {
+        "from": journal.old.version,
+        "to": journal.new.version,
+        "phase": journal.phase.value,
+        "patches": [
+            {
+                "name": entry.name,
+                "landing": entry.landing.value,
+                "details": list(entry.details),
+                "resolutions": [list(pair) for pair in entry.resolutions],
+            }
+            for entry in journal.done
+        ],
+        "stopped": {
+            "name": stopped.name,
+            "landing": stopped.landing.value,
+            "details": list(stopped.details),
+            "files": [conflict.path for conflict in stopped.conflicts],
+        }
+        if stopped
+        else None,
+    }
