@@ -5,13 +5,14 @@ MODE    ?= precompiled
 MODEL   ?=
 ARGS    ?=
 SECONDS ?= 60
+RELEASE ?=
 
 TOOLS := build/tools/bin/python -m tools
 READY := build/tools/ready
 
 .PHONY: serve test apply build develop demo bench-engine bench-host bench-kernel
 .PHONY: kernel-report soak fuzz replay export lock lint clean status push pop refresh
-.PHONY: lint-series
+.PHONY: lint-series rebase matrix
 .DEFAULT_GOAL := serve
 
 serve: $(READY) ## all of the below where needed, then a server with the tagma backend
@@ -55,6 +56,12 @@ replay: $(READY) ## placement policies on small seeded workloads
 
 export: $(READY) ## the tree's commits back to patches/
 	$(TOOLS) export
+
+rebase: $(READY) ## the series on another release, RELEASE=0.33.0
+	$(TOOLS) rebase "$(RELEASE)"
+
+matrix: $(READY) ## where the series lands, RELEASE="0.31.0 0.32.0 0.33.0"
+	$(TOOLS) matrix $(RELEASE)
 
 status: $(READY) ## where tree, patches and overlays stand to each other
 	$(TOOLS) status

@@ -726,7 +726,7 @@ def half_switched(checkout: Checkout) -> Checkout:
 def test_other_commands_refuse_half_switched_files(checkout: Checkout) -> None:
     """Story 4: an export in the middle would delete patches."""
     one = half_switched(checkout)
-    for command in (["apply"], ["apply", "--lock"], ["export"], ["rebase", "2.0"]):
+    for command in (["apply"], ["export"], ["pop"], ["refresh"], ["rebase", "2.0"]):
         done = one.cli(*command, "--json")
         data = json.loads(done.stdout)
         assert data["outcome"] == "in-progress"
