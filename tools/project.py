@@ -64,7 +64,7 @@ class Project:
     @property
     def reports(self) -> Path:
         """What rebases and comparisons of releases gave."""
-        return self.root / "reports"
+        return self.root / "upstream" / "reports"
 
     @property
     def dropped(self) -> Path:

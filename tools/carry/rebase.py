@@ -438,7 +438,7 @@ class Rebase:
         known = Releases.read(project.releases_file)
         yield "upstream/releases.toml", known.text_with(journal.new)
         for name, content in report.files(project, repository, journal).items():
-            yield f"reports/{name}", content
+            yield f"upstream/reports/{name}", content
 
     def _switch(self, journal: Journal) -> Finished:
         """Put the new files in place; a killed run repeats it."""

@@ -32,7 +32,7 @@ def command(
 
     Also says which names and signatures of upstream that the overlays use changed.
 
-    Example: python -m tools matrix 0.31.0 0.32.0 0.33.0 --output reports
+    Example: python -m tools matrix 0.31.0 0.32.0 0.33.0 --output upstream/reports
     """
     with settings.project.lock():
         matrix = measure(settings.project, releases)

@@ -87,8 +87,8 @@ class Traced(Driver):
             self._evict = manager.block_pool._maybe_evict_cached_block
             manager.block_pool._maybe_evict_cached_block = self.evict
 
-    def get_computed_blocks(self, request):
-        found = self._get_computed_blocks(request)
+    def get_computed_blocks(self, request, *args, **kwargs):
+        found = self._get_computed_blocks(request, *args, **kwargs)
         # Of two copies of a block, one may be held and the other not.
         blocks = found[0].blocks[0]
         unheld = sum(block.ref_cnt == 0 for block in blocks)

@@ -39,6 +39,9 @@ class TagmaBlockTables(BlockTables):
                 "its ranks interleave the tokens of a block",
                 "Set --decode-context-parallel-size to 1",
             )
+        # Later releases mask what a sliding window left, which needs the table.
+        if getattr(self, "has_sliding_window_groups", False):
+            self.expand_ranges = False
         num_rows = self.num_kv_cache_groups * self.max_num_reqs
         self.range_table = RangeTable(num_rows, self.device)
         # How many blocks of a row are in `block_tables`.
@@ -118,6 +121,7 @@ class TagmaBlockTables(BlockTables):
         num_reqs_padded: int,
         out: tuple[torch.Tensor, ...] | None = None,
         out_ptrs: torch.Tensor | None = None,
+        **kwargs,
     ) -> tuple[torch.Tensor, ...]:
         """Fill the batch's block tables, with the result of `BlockTables`.
 
@@ -125,7 +129,7 @@ class TagmaBlockTables(BlockTables):
         """
         if not self.expand_ranges or self.num_kv_cache_groups == 0:
             return super().gather_block_tables(
-                idx_mapping, num_reqs_padded, out, out_ptrs
+                idx_mapping, num_reqs_padded, out, out_ptrs, **kwargs
             )
         if out is None:
             out = tuple(self.input_block_tables)
