@@ -269,8 +269,8 @@ class KVAllocator {
   }
 
   // Gives each of `blocks` at [start, stop), which must be in bounds and held,
-  // its cache reference and an index entry under its key; keys[0] is for the
-  // block at `start`. A block that is cached under the same key is skipped; one
+  // its cache reference and an index entry under its key, with its index in
+  // `blocks` as position; keys[0] is for the block at `start`. A block that is cached under the same key is skipped; one
   // that is cached under another key, as a partial block is that filled up,
   // moves to the new one. `cached` counts the blocks that were not cached.
   Result cache_prefix(const RangeList& blocks, int64_t start, int64_t stop,
@@ -288,8 +288,10 @@ class KVAllocator {
     }
     index_->reserve(keys, stop - start);
     *cached = 0;
+    auto position = static_cast<int32_t>(start);
     blocks.for_each(start, stop, [&](int32_t b) {
       const BlockKey& key = *keys++;
+      const int32_t at = position++;
       if (!is_cached(b)) {
         cached_[b] = 1;
         ++*cached;
@@ -298,7 +300,7 @@ class KVAllocator {
       } else {
         index_->erase(b);
       }
-      index_->insert(b, key);
+      index_->insert(b, key, at);
       return true;
     });
     return {};

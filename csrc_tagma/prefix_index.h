@@ -50,6 +50,8 @@ class PrefixIndex {
   int32_t num_blocks() const { return num_blocks_; }
   // Number of blocks with an entry.
   int32_t size() const { return size_; }
+  // Number of different keys that they have.
+  int32_t num_keys() const { return num_keys_; }
   bool contains(int32_t block) const { return in_use_[block] != 0; }
 
   // The block's key; it must have an entry. Valid until that is erased.
@@ -58,6 +60,9 @@ class PrefixIndex {
     return {node.size <= kInlineKey ? node.key : long_keys_.at(block).data(),
             node.size};
   }
+
+  // The number that the block's entry was inserted with; it must have one.
+  int32_t position_of(int32_t block) const { return nodes_[block].position; }
 
   // The block that was inserted first under `key`, or kNoBlock.
   int32_t find(BlockKey key) const { return find(key, hash_of(key)); }
@@ -99,9 +104,10 @@ class PrefixIndex {
     }
   }
 
-  // Adds an entry for `block`, which must have none. Allocates nothing if the
-  // key is short or was reserved for.
-  void insert(int32_t block, BlockKey key) {
+  // Adds an entry for `block`, which must have none. `position` is the caller's
+  // to read back: the block's index in its prefix. Allocates nothing if the key
+  // is short or was reserved for.
+  void insert(int32_t block, BlockKey key, int32_t position = 0) {
     Node& node = nodes_[block];
     if (key.size() > kInlineKey) {
       insert_long_key(block, key);
@@ -110,10 +116,12 @@ class PrefixIndex {
     }
     node.hash = hash_of(key);
     node.size = static_cast<uint32_t>(key.size());
+    node.position = position;
     const int32_t first = find(key, node.hash);
     if (first == kNoBlock) {
       node.ring_prev = node.ring_next = block;
       link(block);
+      ++num_keys_;
     } else {
       // At the end of the ring, which is just before its first.
       node.chain_next = kInRing;
@@ -137,6 +145,7 @@ class PrefixIndex {
       }
       if (node.ring_next == block) {
         *link = node.chain_next;
+        --num_keys_;
       } else {
         *link = node.ring_next;
         nodes_[node.ring_next].chain_next = node.chain_next;
@@ -210,6 +219,7 @@ class PrefixIndex {
     int32_t chain_next;  // Next key in the bucket, kNoBlock or kInRing.
     int32_t ring_prev;   // Blocks of the same key, in order of insertion.
     int32_t ring_next;
+    int32_t position;  // In its prefix.
     char key[kInlineKey];
   };
   static_assert(sizeof(Node) <= 64);
@@ -283,6 +293,7 @@ class PrefixIndex {
   std::unique_ptr<Node[]> nodes_;
   std::vector<uint8_t> in_use_;
   int32_t size_ = 0;
+  int32_t num_keys_ = 0;
   size_t longest_key_ = 0;  // Ever seen, in bytes.
   LongKeys long_keys_;
   std::vector<LongKeys::node_type> spare_keys_;
@@ -293,9 +304,11 @@ class PrefixIndex {
 
 inline std::string PrefixIndex::check_invariants() const {
   int32_t entries = 0;
+  int32_t keys = 0;
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
     for (int32_t first = buckets_[bucket]; first != kNoBlock;
          first = nodes_[first].chain_next) {
+      ++keys;
       int32_t block = first;
       do {
         const Node& node = nodes_[block];
@@ -316,6 +329,10 @@ inline std::string PrefixIndex::check_invariants() const {
     }
   }
   const auto in_use = std::count(in_use_.begin(), in_use_.end(), 1);
+  if (keys != num_keys_) {
+    return "the index counts " + std::to_string(num_keys_) +
+           " keys, there are " + std::to_string(keys);
+  }
   if (entries != size_ || in_use != size_) {
     return "the index counts " + std::to_string(size_) +
            " entries, there are " + std::to_string(entries) + " in its buckets";
@@ -337,6 +354,7 @@ inline std::string PrefixIndex::dump() const {
     int32_t block = first;
     do {
       put(block);
+      put(nodes_[block].position);
       block = nodes_[block].ring_next;
     } while (block != first);
   }

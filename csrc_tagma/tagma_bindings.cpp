@@ -747,6 +747,11 @@ PyObject* allocator_take_evicted(PyObject* self, PyObject*) {
   return list;
 }
 
+PyObject* allocator_clear_evicted(PyObject* self, PyObject*) {
+  engine_of(self).clear_evicted();
+  Py_RETURN_NONE;
+}
+
 // Puts `value`, a new reference or null, into the dict.
 bool set_item(PyObject* dict, const char* key, PyObject* value) {
   const bool ok =
@@ -960,6 +965,9 @@ PyMethodDef allocator_methods[] = {
      "take_evicted($self, /)\n--\n\n"
      "Return the blocks evicted since the last call, in eviction order.\n\n"
      "The list grows until it is taken."},
+    {"clear_evicted", allocator_clear_evicted, METH_NOARGS,
+     "clear_evicted($self, /)\n--\n\n"
+     "Do as take_evicted() does, without making the list."},
     {"check_invariants", allocator_check_invariants, METH_NOARGS,
      "check_invariants($self, /)\n--\n\n"
      "Raise RuntimeError for the first broken invariant. Scans the pool."},
@@ -1243,6 +1251,21 @@ PyObject* index_hash_of(PyObject* self, PyObject* arg) {
   return bytes_of(index_of(self).key_of(block));
 }
 
+PyObject* index_position_of(PyObject* self, PyObject* arg) {
+  int32_t block = 0;
+  if (!parse_block(pool_of(self), arg, &block)) {
+    return nullptr;
+  }
+  if (!index_of(self).contains(block)) {
+    Py_RETURN_NONE;
+  }
+  return PyLong_FromLong(index_of(self).position_of(block));
+}
+
+PyObject* index_num_hashes(PyObject* self, void*) {
+  return PyLong_FromLong(index_of(self).num_keys());
+}
+
 PyObject* index_take_evicted_hashes(PyObject* self, PyObject*) {
   PrefixIndex& index = index_of(self);
   if (!index.records_evicted()) {
@@ -1300,6 +1323,9 @@ PyMethodDef index_methods[] = {
     {"hash_of", index_hash_of, METH_O,
      "hash_of($self, block_id, /)\n--\n\n"
      "Return the hash that the block is cached under, or None."},
+    {"position_of", index_position_of, METH_O,
+     "position_of($self, block_id, /)\n--\n\n"
+     "Return the index in `ranges` that the block was inserted at, or None."},
     {"take_evicted_hashes", index_take_evicted_hashes, METH_NOARGS,
      "take_evicted_hashes($self, /)\n--\n\n"
      "Return the hashes of the blocks evicted since the last call, in "
@@ -1307,6 +1333,12 @@ PyMethodDef index_methods[] = {
      "One for each block of KVAllocator.take_evicted(). The list grows until\n"
      "it is taken. Raises RuntimeError without record_evicted."},
     {nullptr, nullptr, 0, nullptr},
+};
+
+PyGetSetDef index_getset[] = {
+    {"num_hashes", index_num_hashes, nullptr,
+     "Number of different hashes that blocks are cached under.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
 PyType_Slot index_slots[] = {
@@ -1323,6 +1355,7 @@ PyType_Slot index_slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(index_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(index_dealloc)},
     {Py_tp_methods, index_methods},
+    {Py_tp_getset, index_getset},
     {Py_sq_length, reinterpret_cast<void*>(index_length)},
     {0, nullptr},
 };

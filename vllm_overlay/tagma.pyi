@@ -254,6 +254,9 @@ class KVAllocator:
         The list grows until it is taken.
         """
 
+    def clear_evicted(self) -> None:
+        """Do as `take_evicted()` does, without making the list."""
+
     def check_invariants(self) -> None:
         """Raise RuntimeError for the first broken invariant. Scans the pool."""
 
@@ -287,6 +290,10 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         """Return the number of blocks with an entry."""
+
+    @property
+    def num_hashes(self) -> int:
+        """Number of different hashes that blocks are cached under."""
 
     def match(self, hashes: Sequence[bytes], limit: int | None = None) -> KVRanges:
         """Return the blocks of the longest prefix whose hashes are all cached.
@@ -337,6 +344,9 @@ class PrefixIndex:
 
     def hash_of(self, block_id: int, /) -> bytes | None:
         """Return the hash that the block is cached under, or None."""
+
+    def position_of(self, block_id: int, /) -> int | None:
+        """Return the index in `ranges` that the block was inserted at, or None."""
 
     def take_evicted_hashes(self) -> list[bytes]:
         """Return the hashes of the blocks evicted since the last call, in order.

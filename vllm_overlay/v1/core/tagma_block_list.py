@@ -2,18 +2,31 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Views over the blocks of `TagmaBlockPool`, made only when someone looks."""
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, overload
 
 from vllm.v1.block_ranges import NULL_BLOCK_ID, BlockRanges
-from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
+from vllm.v1.core.kv_cache_utils import (
+    BlockHash,
+    BlockHashWithGroupId,
+    KVCacheBlock,
+    make_block_hash_with_group_id,
+)
 
 if TYPE_CHECKING:
-    from vllm.tagma import KVRanges
+    from vllm.tagma import BlockIds, KVRanges
     from vllm.v1.core.tagma_block_pool import TagmaBlockPool
 
 # Fewer ids are sent to the workers faster as a list.
 _FEW_BLOCKS = 16
+# There is one KV cache group, so its id is no part of the keys of the index.
+GROUP_ID = 0
+
+
+def with_group_id(block_hash: bytes) -> BlockHashWithGroupId:
+    """Return the block hash as upstream's code knows it."""
+    return make_block_hash_with_group_id(BlockHash(block_hash), GROUP_ID)
 
 
 class TagmaBlock(KVCacheBlock):
@@ -35,26 +48,21 @@ class TagmaBlock(KVCacheBlock):
 
     @property
     def block_hash(self) -> BlockHashWithGroupId | None:
-        return self.pool.block_hashes.get(self.block_id, (None, None))[0]
+        block_hash = self.pool.index.hash_of(self.block_id)
+        return None if block_hash is None else with_group_id(block_hash)
 
     @property
     def block_hash_num_tokens(self) -> int | None:
-        return self.pool.block_hashes.get(self.block_id, (None, None))[1]
+        position = self.pool.index.position_of(self.block_id)
+        return None if position is None else (position + 1) * self.pool.hash_block_size
 
     def set_block_hash(
         self, block_hash: BlockHashWithGroupId, num_tokens: int | None = None
     ) -> None:
-        assert self.block_id not in self.pool.block_hashes, (
-            "The block already has a hash. This should not happen."
-        )
-        self.pool.block_hashes[self.block_id] = (block_hash, num_tokens)
-        self.pool.allocator.cache(self.block_id)
+        raise NotImplementedError("TagmaBlockPool.cache_full_blocks() sets the hashes")
 
     def reset_hash(self) -> None:
-        self.pool.block_hashes.pop(self.block_id, None)
-        # A block that the allocator evicted has lost its cache reference.
-        if self.pool.allocator.is_cached(self.block_id):
-            self.pool.allocator.uncache(self.block_id)
+        self.pool.index.evict((self.block_id,))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TagmaBlock):
@@ -114,17 +122,49 @@ class TagmaBlockList(Sequence[KVCacheBlock]):
 
 
 class TagmaRangeList(TagmaBlockList):
-    """Blocks held as ranges. The list of a request grows with the request."""
+    """Blocks held as ranges, or a view of such. A request's list grows with it."""
 
     __slots__ = ("ranges",)
 
     def __init__(self, pool: "TagmaBlockPool", ranges: "KVRanges"):
         # Read by index and length only: ranges have block_ids() for slices.
-        super().__init__(pool, ranges)  # type: ignore[arg-type]
+        self.pool = pool
+        self._ids = ranges  # type: ignore[assignment]
         self.ranges = ranges
 
     def block_ids(self, start: int = 0, stop: int | None = None) -> list[int]:
         return self.ranges.block_ids(start, stop)
+
+
+class TagmaRequestBlocks(TagmaRangeList):
+    """The blocks of one request, with what the next step asks first.
+
+    Attributes:
+        num_slots: Number of tokens that the blocks hold.
+        next_cached: Number of computed tokens that makes another block full and
+            so cached.
+
+    """
+
+    __slots__ = ("next_cached", "num_slots")
+
+    def __init__(self, pool: "TagmaBlockPool"):
+        super().__init__(pool, pool.allocator.new_ranges())
+        self.num_slots = 0
+        self.next_cached = 0 if pool.enable_caching else sys.maxsize
+
+    def __reversed__(self) -> "ReversedRequestBlocks":  # type: ignore[override]
+        return ReversedRequestBlocks(self)
+
+
+class ReversedRequestBlocks(TagmaBlockList):
+    """The blocks of a request in the order in which they are given back."""
+
+    __slots__ = ("request_blocks",)
+
+    def __init__(self, blocks: TagmaRequestBlocks):
+        self.request_blocks = blocks
+        super().__init__(blocks.pool, blocks.block_ids()[::-1])
 
 
 def block_ids_of(blocks: Iterable[KVCacheBlock]) -> list[int]:
@@ -139,3 +179,8 @@ def sendable_ids_of(blocks: Sequence[KVCacheBlock]) -> Sequence[int]:
     if isinstance(blocks, TagmaRangeList) and len(blocks) > _FEW_BLOCKS:
         return BlockRanges(blocks.ranges.ranges())
     return block_ids_of(blocks)
+
+
+def ids_or_ranges_of(blocks: Iterable[KVCacheBlock]) -> "BlockIds":
+    """Return `blocks` in the form that the allocator reads fastest."""
+    return blocks.ranges if isinstance(blocks, TagmaRangeList) else block_ids_of(blocks)

@@ -4,69 +4,53 @@
 
 from collections.abc import Iterable, Sequence
 
-from vllm.tagma import KVAllocator
+from vllm.tagma import KVAllocator, PrefixIndex
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
     BlockHashWithGroupId,
     KVCacheBlock,
-    make_block_hash_with_group_id,
+    get_block_hash,
 )
 from vllm.v1.core.tagma_block_list import (
+    GROUP_ID,
     NULL_BLOCK_ID,
+    ReversedRequestBlocks,
     TagmaBlock,
     TagmaBlockList,
     TagmaRangeList,
+    TagmaRequestBlocks,
     block_ids_of,
+    ids_or_ranges_of,
+    with_group_id,
 )
+from vllm.v1.request import Request
 
 
-class BlockHashToBlockIdMap:
-    """`BlockHashToBlockMap` that holds block ids instead of blocks.
-
-    Most hashes map to one block, so a dict of ids is made only for more.
-    """
+class CachedBlocks:
+    """What upstream's code reads in a `BlockHashToBlockMap`, from the index."""
 
     def __init__(self, pool: "TagmaBlockPool"):
         self._pool = pool
-        self._cache: dict[BlockHashWithGroupId, int | dict[int, None]] = {}
-
-    def get_one_id(self, key: BlockHashWithGroupId) -> int | None:
-        """Return the id of the block cached first under the hash."""
-        ids = self._cache.get(key)
-        return next(iter(ids)) if isinstance(ids, dict) else ids
 
     def get_one_block(self, key: BlockHashWithGroupId) -> KVCacheBlock | None:
         """Return the block cached first under the hash."""
-        block_id = self.get_one_id(key)
+        block_id = self._pool.index.find(get_block_hash(key))
         return None if block_id is None else TagmaBlock(self._pool, block_id)
 
     def contain(self, key: BlockHashWithGroupId, block_id: int) -> bool:
         """Whether the block is cached under the hash."""
-        ids = self._cache.get(key)
-        return block_id in ids if isinstance(ids, dict) else ids == block_id
-
-    def insert(self, key: BlockHashWithGroupId, block: KVCacheBlock) -> None:
-        """Cache the block under the hash."""
-        ids = self._cache.setdefault(key, block.block_id)
-        if isinstance(ids, dict):
-            ids[block.block_id] = None
-        elif ids != block.block_id:
-            self._cache[key] = {ids: None, block.block_id: None}
+        return self._pool.index.hash_of(block_id) == get_block_hash(key)
 
     def pop(self, key: BlockHashWithGroupId, block_id: int) -> KVCacheBlock | None:
         """Forget the block under the hash, and return it if it was cached."""
         if not self.contain(key, block_id):
             return None
-        ids = self._cache[key]
-        if isinstance(ids, dict) and len(ids) > 1:
-            del ids[block_id]
-        else:
-            del self._cache[key]
+        self._pool.index.erase(block_id)
         return TagmaBlock(self._pool, block_id)
 
     def __len__(self) -> int:
-        return len(self._cache)
+        return self._pool.index.num_hashes
 
 
 class FreeBlockCount:
@@ -84,9 +68,9 @@ class FreeBlockCount:
 class TagmaBlockPool(BlockPool):
     """`BlockPool` over the range allocator, without an object per block.
 
-    The allocator knows which blocks are free, held or cached, and evicts; this
-    class adds the hashes. Whatever concerns hashes and events alone is upstream's
-    code, which reaches the blocks through views.
+    The allocator knows which blocks are free, held or cached, and evicts; its
+    index finds cached blocks by hash. Whatever concerns events and metrics alone
+    is upstream's code, which reaches the blocks through views.
 
     Args:
         settings: A pool to take the settings from, whichever upstream has.
@@ -96,7 +80,7 @@ class TagmaBlockPool(BlockPool):
 
     blocks: TagmaBlockList  # type: ignore[assignment]
     free_block_queue: FreeBlockCount  # type: ignore[assignment]
-    cached_block_hash_to_block: BlockHashToBlockIdMap  # type: ignore[assignment]
+    cached_block_hash_to_block: CachedBlocks  # type: ignore[assignment]
 
     def __init__(self, settings: BlockPool, num_gpu_blocks: int):
         # BlockPool.__init__ would make an object per block.
@@ -104,18 +88,20 @@ class TagmaBlockPool(BlockPool):
         # A request's number of ranges is not limited here: running out of
         # blocks is the only failure that the scheduler can act on.
         self.allocator = KVAllocator(num_gpu_blocks, max_ranges=0)
+        self.index = PrefixIndex(
+            self.allocator, record_evicted=self.enable_kv_cache_events
+        )
         self.num_gpu_blocks = num_gpu_blocks
-        self.block_hashes: dict[int, tuple[BlockHashWithGroupId, int | None]] = {}
         self.blocks = TagmaBlockList(self, range(num_gpu_blocks))
         self.free_block_queue = FreeBlockCount(self.allocator)
-        self.cached_block_hash_to_block = BlockHashToBlockIdMap(self)
+        self.cached_block_hash_to_block = CachedBlocks(self)
         null_block_id, _ = self.allocator.allocate(1)
         assert null_block_id == NULL_BLOCK_ID
         self.null_block = TagmaBlock(self, NULL_BLOCK_ID)
 
-    def new_range_list(self) -> TagmaRangeList:
+    def new_request_blocks(self) -> TagmaRequestBlocks:
         """Return an empty list of blocks, to be grown and released here."""
-        return TagmaRangeList(self, self.allocator.new_ranges())
+        return TagmaRequestBlocks(self)
 
     def grow(
         self, blocks: TagmaRangeList, num_blocks: int, num_expected: int = 0
@@ -127,12 +113,21 @@ class TagmaBlockPool(BlockPool):
         new_blocks = TagmaRangeList(
             self, self.allocator.extend(blocks.ranges, num_blocks, num_expected)
         )
-        self._after_allocation(new_blocks)
+        if self.enable_kv_cache_events:
+            self._emit_block_removed_events(
+                [with_group_id(key) for key in self.index.take_evicted_hashes()]
+            )
+        self.allocator.clear_evicted()
+        if self.metrics_collector:
+            for block in new_blocks:
+                if self.enable_caching:
+                    self.metrics_collector.on_block_evicted(block)
+                self.metrics_collector.on_block_allocated(block)
         return new_blocks
 
     def acquire(self, blocks: TagmaRangeList, cached: Sequence[KVCacheBlock]) -> None:
         """Append the prefix-cache hit `cached` to `blocks`."""
-        self.allocator.acquire(blocks.ranges, block_ids_of(cached))
+        self.allocator.acquire(blocks.ranges, ids_or_ranges_of(cached))
         self._after_access(cached)
 
     def release(self, blocks: TagmaRangeList) -> None:
@@ -140,64 +135,74 @@ class TagmaBlockPool(BlockPool):
         self.allocator.release(blocks.ranges)
 
     def get_cached_prefix(
-        self, block_hashes: Iterable[BlockHash], kv_cache_group_id: int
-    ) -> TagmaBlockList:
-        """Return the cached blocks of the longest known prefix of the hashes."""
-        ids: list[int] = []
-        for block_hash in block_hashes:
-            block_id = self.cached_block_hash_to_block.get_one_id(
-                make_block_hash_with_group_id(block_hash, kv_cache_group_id)
+        self, block_hashes: Sequence[BlockHash], num_blocks: int
+    ) -> TagmaRangeList:
+        """Return the longest cached prefix of the first `num_blocks` hashes."""
+        return TagmaRangeList(self, self.index.match(block_hashes, num_blocks))
+
+    def get_cached_block(
+        self, block_hash: BlockHash, kv_cache_group_ids: list[int]
+    ) -> list[KVCacheBlock] | None:
+        assert kv_cache_group_ids == [GROUP_ID]
+        block_id = self.index.find(block_hash)
+        return None if block_id is None else [TagmaBlock(self, block_id)]
+
+    def cache_full_blocks(  # type: ignore[override]
+        self,
+        request: Request,
+        blocks: TagmaRangeList,
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        **kwargs,
+    ) -> None:
+        if self.enable_kv_cache_events:
+            # For its event: _insert_block_hash() does nothing.
+            super().cache_full_blocks(
+                request, blocks, num_cached_blocks, num_full_blocks, **kwargs
             )
-            if block_id is None:
-                break
-            ids.append(block_id)
-        return TagmaBlockList(self, ids)
+        self.index.insert(
+            blocks.ranges, request.block_hashes, num_cached_blocks, num_full_blocks
+        )
 
     def num_evictable(self, blocks: Sequence[KVCacheBlock]) -> int:
         """Return how many of the cached `blocks` no request holds."""
-        return self.allocator.count_unreferenced(block_ids_of(blocks))
+        return self.allocator.count_unreferenced(ids_or_ranges_of(blocks))
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         if num_blocks > self.get_num_free_blocks():
             raise ValueError(f"Cannot get {num_blocks} free blocks from the pool")
         if num_blocks == 0:
             return []
-        return list(self.grow(self.new_range_list(), num_blocks))
+        return list(self.grow(self.new_request_blocks(), num_blocks))
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         self.allocator.retain_blocks(_without_null(block_ids_of(blocks)))
         self._after_access(blocks)
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
+        if isinstance(ordered_blocks, ReversedRequestBlocks):
+            self.release(ordered_blocks.request_blocks)
+            return
         self.allocator.release_blocks(_without_null(block_ids_of(ordered_blocks)))
 
     def reset_prefix_cache(self) -> bool:
         if not super().reset_prefix_cache():
             return False
-        self.cached_block_hash_to_block = BlockHashToBlockIdMap(self)
+        self.index.clear()
+        self.cached_block_hash_to_block = CachedBlocks(self)
         return True
 
-    def _insert_block_hash(
-        self,
-        block_hash_with_group_id: BlockHashWithGroupId,
-        block: KVCacheBlock,
-        num_tokens: int | None,
-    ) -> None:
-        if block.block_id in self.block_hashes:
-            super()._insert_block_hash(block_hash_with_group_id, block, num_tokens)
-            return
-        # Every newly full block comes here: ask for its hash once, not thrice.
-        block.set_block_hash(block_hash_with_group_id, num_tokens)
-        self.cached_block_hash_to_block.insert(block_hash_with_group_id, block)
+    def _insert_block_hash(self, *args, **kwargs) -> None:
+        """Do nothing: `cache_full_blocks()` inserts all hashes at once."""
 
-    def _after_allocation(self, new_blocks: TagmaRangeList) -> None:
-        for block_id in self.allocator.take_evicted():
-            self._maybe_evict_cached_block(TagmaBlock(self, block_id))
-        if self.metrics_collector:
-            for block in new_blocks:
-                if self.enable_caching:
-                    self.metrics_collector.on_block_evicted(block)
-                self.metrics_collector.on_block_allocated(block)
+    def _remove_cached_block_hashes(
+        self, block: KVCacheBlock
+    ) -> list[BlockHashWithGroupId]:
+        block_hash = block.block_hash
+        if block_hash is None:
+            return []
+        self.index.erase(block.block_id)
+        return [block_hash]
 
     def _after_access(self, blocks: Sequence[KVCacheBlock]) -> None:
         if self.metrics_collector:

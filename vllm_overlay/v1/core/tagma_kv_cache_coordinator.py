@@ -5,13 +5,15 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
-from vllm.v1.core.tagma_block_list import TagmaBlockList, TagmaRangeList
+from vllm.v1.core.tagma_block_list import (
+    TagmaBlockList,
+    TagmaRequestBlocks,
+)
 from vllm.v1.core.tagma_block_pool import TagmaBlockPool
 from vllm.v1.kv_cache_backend import UnsupportedByTagmaError, verify_kv_cache_groups
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
@@ -25,15 +27,13 @@ class TagmaFullAttentionManager(FullAttentionManager):
     """
 
     block_pool: TagmaBlockPool
-    req_to_blocks: defaultdict[str, TagmaRangeList]  # type: ignore[assignment]
-    # Of the request that slots are being allocated for, computed or not.
-    num_known_tokens = 0
+    req_to_blocks: defaultdict[str, TagmaRequestBlocks]  # type: ignore[assignment]
 
     def __init__(
         self, kv_cache_spec: KVCacheSpec, block_pool: TagmaBlockPool, **kwargs
     ):
         super().__init__(kv_cache_spec, block_pool, **kwargs)
-        self.req_to_blocks = defaultdict(block_pool.new_range_list)
+        self.req_to_blocks = defaultdict(block_pool.new_request_blocks)
 
     def _get_num_evictable_blocks(self, blocks: Sequence[KVCacheBlock]) -> int:  # type: ignore[override]
         return self.block_pool.num_evictable(blocks)
@@ -48,6 +48,7 @@ class TagmaFullAttentionManager(FullAttentionManager):
         blocks = self.req_to_blocks[request_id]
         assert len(blocks) == 0
         self.block_pool.acquire(blocks, new_computed_blocks)
+        blocks.num_slots = len(blocks.ranges) * self.block_size
         self.num_cached_block[request_id] = len(new_computed_blocks)
 
     def allocate_external_computed_blocks(
@@ -68,20 +69,19 @@ class TagmaFullAttentionManager(FullAttentionManager):
     def free(self, request_id: str) -> None:
         blocks = self.pop_blocks_for_free(request_id)
         # A request that is aborted before it got blocks has none to release.
-        if isinstance(blocks, TagmaRangeList):
+        if isinstance(blocks, TagmaRequestBlocks):
             self.block_pool.release(blocks)
 
     def _grow(
         self, request_id: str, num_tokens: int, record_for_zeroing: bool = True
     ) -> Sequence[KVCacheBlock]:
         blocks = self.req_to_blocks[request_id]
-        num_new_blocks = cdiv(num_tokens, self.block_size) - len(blocks)
+        num_required_blocks = cdiv(num_tokens, self.block_size)
+        num_new_blocks = num_required_blocks - len(blocks.ranges)
         if num_new_blocks <= 0:
             return ()
-        num_expected = cdiv(self.num_known_tokens, self.block_size) - len(blocks)
-        new_blocks = self.block_pool.grow(
-            blocks, num_new_blocks, num_expected - num_new_blocks
-        )
+        new_blocks = self.block_pool.grow(blocks, num_new_blocks)
+        blocks.num_slots = num_required_blocks * self.block_size
         if self.records_new_block_ids and record_for_zeroing:
             self.new_block_ids.extend(new_blocks.block_ids())
         return new_blocks
@@ -139,8 +139,9 @@ class TagmaKVCacheCoordinator(UnitaryKVCacheCoordinator):
     def find_longest_cache_hit(  # type: ignore[override]
         self, block_hashes: Sequence[BlockHash], max_cache_hit_length: int
     ) -> tuple[tuple[TagmaBlockList], int, int]:
-        num_blocks = max_cache_hit_length // self.block_size
-        hit = self.block_pool.get_cached_prefix(islice(block_hashes, num_blocks), 0)
+        hit: TagmaBlockList = self.block_pool.get_cached_prefix(
+            block_hashes, max_cache_hit_length // self.block_size
+        )
         if self.single_type_managers[0].use_eagle:
             # The drafter needs the hidden states of the last block's tokens.
             hit = hit[:-1]

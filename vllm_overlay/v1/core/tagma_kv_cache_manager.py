@@ -56,9 +56,7 @@ class TagmaKVCacheManager(KVCacheManager):
 
     def estimate_cached_tokens(self, request: Request) -> int:
         # Later blocks cover more tokens, so the last one with a hash tells it.
-        block_hashes = self.block_pool.block_hashes
-        for block_id in reversed(self.get_block_ids(request.request_id)[0]):
-            if block_id in block_hashes:
-                _, num_tokens = block_hashes[block_id]
-                return num_tokens or 0
+        for block in reversed(self.get_blocks(request.request_id).blocks[0]):
+            if (num_tokens := block.block_hash_num_tokens) is not None:
+                return num_tokens
         return 0

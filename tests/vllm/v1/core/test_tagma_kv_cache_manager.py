@@ -142,7 +142,6 @@ def state_of(manager: KVCacheManager) -> tuple:
     requests = manager.coordinator.single_type_managers[0].req_to_blocks
     return (
         pool.allocator.dump(),
-        dict(pool.block_hashes),
         {request_id: blocks.block_ids() for request_id, blocks in requests.items()},
     )
 
