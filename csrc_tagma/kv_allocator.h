@@ -270,9 +270,10 @@ class KVAllocator {
 
   // Gives each of `blocks` at [start, stop), which must be in bounds and held,
   // its cache reference and an index entry under its key, with its index in
-  // `blocks` as position; keys[0] is for the block at `start`. A block that is cached under the same key is skipped; one
-  // that is cached under another key, as a partial block is that filled up,
-  // moves to the new one. `cached` counts the blocks that were not cached.
+  // `blocks` as position; keys[0] is for the block at `start`. A block that is
+  // cached under the same key is skipped; one that is cached under another key,
+  // as a partial block is that filled up, moves to the new one. `cached` counts
+  // the blocks that were not cached.
   Result cache_prefix(const RangeList& blocks, int64_t start, int64_t stop,
                       const BlockKey* keys, int64_t* cached) {
     if (const Result checked = check_blocks(blocks); !checked.ok()) {

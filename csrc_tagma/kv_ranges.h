@@ -114,6 +114,24 @@ class RangeList {
     return true;
   }
 
+  // The blocks at [start, stop), which must be in bounds. O(their ranges).
+  RangeList part(int64_t start, int64_t stop) const {
+    RangeList result;
+    if (start >= stop) {
+      return result;
+    }
+    int64_t left = stop - start;
+    size_t r = range_of(start);
+    int64_t offset = start - first_of(r);
+    for (; left > 0; ++r, offset = 0) {
+      const auto n = static_cast<int32_t>(
+          std::min<int64_t>(left, ranges_[r].count - offset));
+      result.append({ranges_[r].start + static_cast<int32_t>(offset), n});
+      left -= n;
+    }
+    return result;
+  }
+
   void reserve(size_t extra_ranges) {
     const size_t ranges = ranges_.size() + extra_ranges;
     if (ranges > ranges_.capacity()) {

@@ -66,7 +66,7 @@ struct CoordMapObject {
 struct RangesObject {
   PyObject_HEAD AllocatorObject* allocator;  // Strong reference.
   RangeList blocks;
-  bool is_view;  // Made by extend() or match(): holds no references.
+  bool is_view;  // Made by extend(), match() or part(): holds no references.
 };
 
 AllocatorObject* as_allocator(PyObject* self) {
@@ -447,6 +447,28 @@ PyObject* ranges_block_ids(PyObject* self, PyObject* args, PyObject* kwargs) {
     Py_CLEAR(list);
   }
   return list;
+}
+
+PyObject* ranges_part(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  int64_t start = 0;
+  int64_t stop = 0;
+  if (!check_nargs("part", nargs, 2) ||
+      !parse_part(self, args[0], args[1], &start, &stop)) {
+    return nullptr;
+  }
+  PyObject* view = new_ranges_object(as_ranges(self)->allocator,
+                                     /*is_view=*/true);
+  if (view == nullptr) {
+    return nullptr;
+  }
+  PyObject* done = guarded([&]() -> PyObject* {
+    as_ranges(view)->blocks = as_ranges(self)->blocks.part(start, stop);
+    return view;
+  });
+  if (done == nullptr) {
+    Py_DECREF(view);
+  }
+  return done;
 }
 
 PyObject* ranges_block_ids_into(PyObject* self, PyObject* args,
@@ -837,6 +859,11 @@ PyMethodDef ranges_methods[] = {
     {"ranges", ranges_ranges, METH_NOARGS,
      "ranges($self, /)\n--\n\n"
      "Return the ranges as a list of (start, count), both in blocks."},
+    {"part", as_method(ranges_part), METH_FASTCALL,
+     "part($self, start, stop, /)\n--\n\n"
+     "Return the blocks at [start, stop) as a view that holds no "
+     "references.\n\n"
+     "The bounds are block indices and behave as in a slice."},
     {"block_ids", as_method(ranges_block_ids), METH_VARARGS | METH_KEYWORDS,
      "block_ids($self, /, start=0, stop=None)\n--\n\n"
      "Return the ids of the blocks at [start, stop) as a list.\n\n"
@@ -861,7 +888,7 @@ PyType_Slot ranges_slots[] = {
      const_cast<char*>("The blocks of one request, in order, as ranges.\n\n"
                        "Made by KVAllocator.new_ranges(). Only release() drops "
                        "its references; deleting the object does not. A view, "
-                       "which extend() and match() return, has none.")},
+                       "which extend(), match() and part() return, has none.")},
     {Py_tp_dealloc, reinterpret_cast<void*>(ranges_dealloc)},
     {Py_tp_methods, ranges_methods},
     {Py_tp_getset, ranges_getset},
@@ -1133,19 +1160,18 @@ PyObject* index_match(PyObject* self, PyObject* args, PyObject* kwargs) {
   PyObject* view = new_ranges_object(as_index(self)->allocator,
                                      /*is_view=*/true);
   PyObject* done = view == nullptr ? nullptr : guarded([&]() -> PyObject* {
-    const PrefixIndex& index = index_of(self);
-    RangeList& blocks = as_ranges(view)->blocks;
     const int64_t count = std::min<int64_t>(PySequence_Size(hashes), limit);
-    for (int64_t i = 0; i < count; ++i) {
-      BlockKey key;
-      if (!parse_key(array_item(hashes, i), &key)) {
-        return nullptr;
-      }
-      const int32_t block = index.find(key);
-      if (block == kNoBlock) {
-        break;
-      }
-      blocks.append({block, 1});
+    bool ok = true;
+    index_of(self).match(
+        count,
+        [&](size_t i) {
+          BlockKey key;
+          ok = ok && parse_key(array_item(hashes, i), &key);
+          return key;
+        },
+        &as_ranges(view)->blocks);
+    if (!ok) {
+      return nullptr;
     }
     return view;
   });

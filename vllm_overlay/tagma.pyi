@@ -27,8 +27,8 @@ class KVRanges:
     """The blocks of one request, in order, as ranges.
 
     Made by `KVAllocator.new_ranges()`. Only `release()` drops its references;
-    deleting the object does not. A view, which `extend()` and `match()` return,
-    has none.
+    deleting the object does not. A view, which `extend()`, `match()` and
+    `part()` return, has none.
     """
 
     @property
@@ -42,6 +42,12 @@ class KVRanges:
     def __iter__(self) -> Iterator[int]: ...
     def ranges(self) -> list[tuple[int, int]]:
         """Return the ranges as a list of (start, count), both in blocks."""
+
+    def part(self, start: int | None, stop: int | None, /) -> KVRanges:
+        """Return the blocks at [start, stop) as a view that holds no references.
+
+        The bounds are block indices and behave as in a slice.
+        """
 
     def block_ids(self, start: int = 0, stop: int | None = None) -> list[int]:
         """Return the ids of the blocks at [start, stop) as a list.

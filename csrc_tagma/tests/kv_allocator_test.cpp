@@ -123,6 +123,19 @@ class KVAllocatorTest : public testing::Test {
   std::string before_;
 };
 
+TEST(RangeList, PartsAreWhatTheBoundsSay) {
+  const std::vector<int32_t> blocks{4, 5, 6, 9, 2, 3, 4};
+  const RangeList list = list_of(blocks);
+  const auto size = static_cast<int64_t>(blocks.size());
+  for (int64_t start = 0; start <= size; ++start) {
+    for (int64_t stop = start; stop <= size; ++stop) {
+      const std::vector<int32_t> expected(blocks.begin() + start,
+                                          blocks.begin() + stop);
+      EXPECT_EQ(blocks_of(list.part(start, stop)), expected);
+    }
+  }
+}
+
 TEST(RangeList, IndexesBlocksInOrder) {
   const std::vector<int32_t> blocks = {7, 8, 9, 2, 3, 20};
   const RangeList list = list_of(blocks);

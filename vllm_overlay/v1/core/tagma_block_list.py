@@ -135,6 +135,11 @@ class TagmaRangeList(TagmaBlockList):
     def block_ids(self, start: int = 0, stop: int | None = None) -> list[int]:
         return self.ranges.block_ids(start, stop)
 
+    def __getitem__(self, index):
+        if isinstance(index, slice) and index.step in (None, 1):
+            return TagmaRangeList(self.pool, self.ranges.part(index.start, index.stop))
+        return super().__getitem__(index)
+
 
 class TagmaRequestBlocks(TagmaRangeList):
     """The blocks of one request, with what the next step asks first.
@@ -149,7 +154,8 @@ class TagmaRequestBlocks(TagmaRangeList):
     __slots__ = ("next_cached", "num_slots")
 
     def __init__(self, pool: "TagmaBlockPool"):
-        super().__init__(pool, pool.allocator.new_ranges())
+        self.pool = pool
+        self._ids = self.ranges = pool.allocator.new_ranges()
         self.num_slots = 0
         self.next_cached = 0 if pool.enable_caching else sys.maxsize
 
@@ -157,14 +163,14 @@ class TagmaRequestBlocks(TagmaRangeList):
         return ReversedRequestBlocks(self)
 
 
-class ReversedRequestBlocks(TagmaBlockList):
+class ReversedRequestBlocks(Iterable[KVCacheBlock]):
     """The blocks of a request in the order in which they are given back."""
-
-    __slots__ = ("request_blocks",)
 
     def __init__(self, blocks: TagmaRequestBlocks):
         self.request_blocks = blocks
-        super().__init__(blocks.pool, blocks.block_ids()[::-1])
+
+    def __iter__(self) -> Iterator[KVCacheBlock]:
+        return iter(self.request_blocks[::-1])
 
 
 def block_ids_of(blocks: Iterable[KVCacheBlock]) -> list[int]:

@@ -95,13 +95,10 @@ class TagmaBlockPool(BlockPool):
         self.blocks = TagmaBlockList(self, range(num_gpu_blocks))
         self.free_block_queue = FreeBlockCount(self.allocator)
         self.cached_block_hash_to_block = CachedBlocks(self)
+        self._is_watched = self.enable_kv_cache_events or self.metrics_collector
         null_block_id, _ = self.allocator.allocate(1)
         assert null_block_id == NULL_BLOCK_ID
         self.null_block = TagmaBlock(self, NULL_BLOCK_ID)
-
-    def new_request_blocks(self) -> TagmaRequestBlocks:
-        """Return an empty list of blocks, to be grown and released here."""
-        return TagmaRequestBlocks(self)
 
     def grow(
         self, blocks: TagmaRangeList, num_blocks: int, num_expected: int = 0
@@ -113,16 +110,9 @@ class TagmaBlockPool(BlockPool):
         new_blocks = TagmaRangeList(
             self, self.allocator.extend(blocks.ranges, num_blocks, num_expected)
         )
-        if self.enable_kv_cache_events:
-            self._emit_block_removed_events(
-                [with_group_id(key) for key in self.index.take_evicted_hashes()]
-            )
+        if self._is_watched:
+            self._report_allocation(new_blocks)
         self.allocator.clear_evicted()
-        if self.metrics_collector:
-            for block in new_blocks:
-                if self.enable_caching:
-                    self.metrics_collector.on_block_evicted(block)
-                self.metrics_collector.on_block_allocated(block)
         return new_blocks
 
     def acquire(self, blocks: TagmaRangeList, cached: Sequence[KVCacheBlock]) -> None:
@@ -173,7 +163,7 @@ class TagmaBlockPool(BlockPool):
             raise ValueError(f"Cannot get {num_blocks} free blocks from the pool")
         if num_blocks == 0:
             return []
-        return list(self.grow(self.new_request_blocks(), num_blocks))
+        return list(self.grow(TagmaRequestBlocks(self), num_blocks))
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         self.allocator.retain_blocks(_without_null(block_ids_of(blocks)))
@@ -203,6 +193,17 @@ class TagmaBlockPool(BlockPool):
             return []
         self.index.erase(block.block_id)
         return [block_hash]
+
+    def _report_allocation(self, new_blocks: TagmaRangeList) -> None:
+        if self.enable_kv_cache_events:
+            self._emit_block_removed_events(
+                [with_group_id(key) for key in self.index.take_evicted_hashes()]
+            )
+        if self.metrics_collector:
+            for block in new_blocks:
+                if self.enable_caching:
+                    self.metrics_collector.on_block_evicted(block)
+                self.metrics_collector.on_block_allocated(block)
 
     def _after_access(self, blocks: Sequence[KVCacheBlock]) -> None:
         if self.metrics_collector:

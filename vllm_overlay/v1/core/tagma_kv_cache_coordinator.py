@@ -5,18 +5,20 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
-from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.core.tagma_block_list import (
     TagmaBlockList,
+    TagmaRangeList,
     TagmaRequestBlocks,
 )
 from vllm.v1.core.tagma_block_pool import TagmaBlockPool
 from vllm.v1.kv_cache_backend import UnsupportedByTagmaError, verify_kv_cache_groups
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.request import Request
 
 
 class TagmaFullAttentionManager(FullAttentionManager):
@@ -28,15 +30,37 @@ class TagmaFullAttentionManager(FullAttentionManager):
 
     block_pool: TagmaBlockPool
     req_to_blocks: defaultdict[str, TagmaRequestBlocks]  # type: ignore[assignment]
+    # Of the request that slots are being allocated for, computed or not.
+    num_known_tokens = 0
 
     def __init__(
         self, kv_cache_spec: KVCacheSpec, block_pool: TagmaBlockPool, **kwargs
     ):
         super().__init__(kv_cache_spec, block_pool, **kwargs)
-        self.req_to_blocks = defaultdict(block_pool.new_request_blocks)
+        self.req_to_blocks = defaultdict(partial(TagmaRequestBlocks, block_pool))
 
     def _get_num_evictable_blocks(self, blocks: Sequence[KVCacheBlock]) -> int:  # type: ignore[override]
         return self.block_pool.num_evictable(blocks)
+
+    @classmethod
+    def find_longest_cache_hit(  # type: ignore[override]
+        cls,
+        block_hashes: Sequence[BlockHash],
+        max_length: int,
+        kv_cache_group_ids: list[int],
+        block_pool: TagmaBlockPool,
+        kv_cache_spec: KVCacheSpec,
+        drop_eagle_block: bool,
+        **kwargs,
+    ) -> tuple[tuple[TagmaBlockList], int]:
+        block_size = kv_cache_spec.block_size
+        hit: TagmaBlockList = block_pool.get_cached_prefix(
+            block_hashes, max_length // block_size
+        )
+        if drop_eagle_block:
+            # The drafter needs the hidden states of the last block's tokens.
+            hit = hit[:-1]
+        return (hit,), len(hit) * block_size
 
     def add_local_computed_blocks(
         self,
@@ -59,12 +83,12 @@ class TagmaFullAttentionManager(FullAttentionManager):
         record_for_zeroing: bool = True,
     ) -> None:
         num_tokens = num_local_computed_tokens + num_external_computed_tokens
-        self._grow(request_id, num_tokens, record_for_zeroing)
+        self.grow(request_id, num_tokens, record_for_zeroing)
 
     def allocate_new_blocks(  # type: ignore[override]
         self, request_id: str, num_tokens: int, num_tokens_main_model: int
     ) -> Sequence[KVCacheBlock]:
-        return self._grow(request_id, num_tokens)
+        return self.grow(request_id, num_tokens) or ()
 
     def free(self, request_id: str) -> None:
         blocks = self.pop_blocks_for_free(request_id)
@@ -72,17 +96,21 @@ class TagmaFullAttentionManager(FullAttentionManager):
         if isinstance(blocks, TagmaRequestBlocks):
             self.block_pool.release(blocks)
 
-    def _grow(
+    def grow(
         self, request_id: str, num_tokens: int, record_for_zeroing: bool = True
-    ) -> Sequence[KVCacheBlock]:
+    ) -> TagmaRangeList | None:
+        """Append the blocks that `num_tokens` token slots lack and return them."""
         blocks = self.req_to_blocks[request_id]
-        num_required_blocks = cdiv(num_tokens, self.block_size)
+        num_required_blocks = -(-num_tokens // self.block_size)
         num_new_blocks = num_required_blocks - len(blocks.ranges)
         if num_new_blocks <= 0:
-            return ()
-        new_blocks = self.block_pool.grow(blocks, num_new_blocks)
+            return None
+        num_known_blocks = -(-self.num_known_tokens // self.block_size)
+        new_blocks = self.block_pool.grow(
+            blocks, num_new_blocks, num_known_blocks - num_required_blocks
+        )
         blocks.num_slots = num_required_blocks * self.block_size
-        if self.records_new_block_ids and record_for_zeroing:
+        if self._record_new_block_ids and record_for_zeroing:
             self.new_block_ids.extend(new_blocks.block_ids())
         return new_blocks
 
@@ -136,16 +164,15 @@ class TagmaKVCacheCoordinator(UnitaryKVCacheCoordinator):
         manager.use_eagle = self.single_type_managers[0].use_eagle
         self.single_type_managers = (manager,)
 
-    def find_longest_cache_hit(  # type: ignore[override]
-        self, block_hashes: Sequence[BlockHash], max_cache_hit_length: int
-    ) -> tuple[tuple[TagmaBlockList], int, int]:
-        hit: TagmaBlockList = self.block_pool.get_cached_prefix(
-            block_hashes, max_cache_hit_length // self.block_size
-        )
-        if self.single_type_managers[0].use_eagle:
-            # The drafter needs the hidden states of the last block's tokens.
-            hit = hit[:-1]
-        return (hit,), len(hit) * self.block_size, 0
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        super().cache_blocks(request, num_computed_tokens)
+        manager = self.single_type_managers[0]
+        blocks = manager.req_to_blocks.get(request.request_id)
+        if blocks is not None and manager.enable_caching:
+            num_cached = manager.num_cached_block.get(request.request_id, 0)
+            blocks.next_cached = (
+                num_cached + 1
+            ) * self.block_size + self.num_reprefillable_tokens
 
     def pop_blocks_for_free(  # type: ignore[override]
         self, request_id: str

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.tagma_block_list import sendable_ids_of
+from vllm.v1.core.tagma_block_list import TagmaRangeList, sendable_ids_of
 from vllm.v1.core.tagma_block_pool import TagmaBlockPool
 from vllm.v1.core.tagma_kv_cache_coordinator import TagmaKVCacheCoordinator
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
+
+# Requests that have to leave the watermark free.
+_TO_BE_ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 class TagmaKVCacheBlocks(KVCacheBlocks):
@@ -28,35 +31,149 @@ class TagmaKVCacheBlocks(KVCacheBlocks):
             return None
         return tuple(sendable_ids_of(group) for group in groups)
 
+    def get_unhashed_block_ids(self) -> list[int]:
+        (blocks,) = self.blocks
+        if not isinstance(blocks, TagmaRangeList):
+            return super().get_unhashed_block_ids()
+        is_cached = blocks.pool.allocator.is_cached
+        return [block_id for block_id in blocks.block_ids() if not is_cached(block_id)]
+
 
 class TagmaKVCacheManager(KVCacheManager):
     """`KVCacheManager` that places the blocks of a request in contiguous ranges.
 
     The contract with the scheduler is upstream's, and so is most of the code: only
-    the coordinator and its block lists differ. In particular `allocate_slots`
-    returns None for a lack of blocks and for nothing else, however many ranges a
-    request ends up with.
+    the coordinator and its block lists differ. What runs for every request at every
+    step is written out for the one full-attention group that there is.
     """
 
     make_coordinator = TagmaKVCacheCoordinator  # type: ignore[assignment]
+    coordinator: TagmaKVCacheCoordinator
     block_pool: TagmaBlockPool
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self._group = self.coordinator.single_type_managers[0]
+        self._requests = self._group.req_to_blocks
+
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: KVCacheBlocks | None = None,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
+        has_scheduled_reqs: bool = True,
+        skip_zeroing_group_ids: tuple[int, ...] = (),
+    ) -> KVCacheBlocks | None:
+        """Add slots for a request, as upstream does with one full-attention group.
+
+        Returns:
+            The new blocks, or None for a lack of blocks and for nothing else,
+            however many ranges the request ends up with.
+
+        Raises:
+            ValueError: There are neither new nor computed tokens.
+
+        """
+        request_id = request.request_id
+        blocks = self._requests.get(request_id)
+        num_tokens = request.num_computed_tokens + num_new_tokens
+        if (
+            new_computed_blocks is None
+            and blocks is not None
+            and num_tokens + num_lookahead_tokens <= blocks.num_slots
+            and num_new_tokens > 0
+            and not (num_new_computed_tokens or num_external_computed_tokens)
+            and not (reserved_blocks or full_sequence_must_fit or delay_cache_blocks)
+            and not (self.watermark_blocks and request.status in _TO_BE_ADMITTED)
+        ):
+            # Most steps of a running request end here.
+            if num_tokens >= blocks.next_cached:
+                self.cache_blocks(request, min(num_tokens, request.num_tokens))
+            return self.empty_kv_cache_blocks
+
+        if not (
+            num_new_tokens or num_new_computed_tokens or num_external_computed_tokens
+        ):
+            raise ValueError(
+                "num_new_tokens must be greater than 0 when there are no "
+                "computed tokens to adopt"
+            )
+        if new_computed_blocks is None:
+            new_computed_blocks = self.empty_kv_cache_blocks
+        (hit,) = new_computed_blocks.blocks
+        num_local_tokens = request.num_computed_tokens + num_new_computed_tokens
+        num_tokens = num_new_tokens + min(
+            num_local_tokens + num_external_computed_tokens, self.max_model_len
+        )
+        num_slots = min(num_tokens + num_lookahead_tokens, self.max_model_len)
+
+        block_size = self._group.block_size
+        # A hit leaves the free blocks, a watermark stays in them.
+        num_reserved = 0
+        if hit:
+            num_reserved += self.block_pool.num_evictable(hit)
+        if (
+            self.watermark_blocks
+            and has_scheduled_reqs
+            and request.status in _TO_BE_ADMITTED
+        ):
+            num_reserved += self.watermark_blocks
+        num_held = len(hit)
+        if blocks is not None:
+            num_held += len(blocks.ranges)
+        num_free = self.block_pool.allocator.num_free_blocks
+        if full_sequence_must_fit:
+            num_all = -(-min(request.num_tokens, self.max_model_len) // block_size)
+            if num_reserved + max(num_all - num_held, 0) > num_free:
+                return None
+        num_required = -(-num_slots // block_size)
+        num_reserved += max(num_required - num_held, 0)
+        if num_reserved + reserved_blocks > num_free:
+            return None
+
+        # A prompt may come in chunks: its later ones belong behind the first.
+        self._group.num_known_tokens = request.num_tokens
+        if new_computed_blocks.blocks is not self.empty_kv_cache_blocks.blocks or (
+            num_external_computed_tokens > 0
+        ):
+            self.coordinator.allocate_new_computed_blocks(
+                request_id=request_id,
+                new_computed_blocks=new_computed_blocks.blocks,
+                num_local_computed_tokens=num_local_tokens,
+                num_external_computed_tokens=num_external_computed_tokens,
+                skip_zeroing_group_ids=skip_zeroing_group_ids,
+            )
+        new_blocks = self._group.grow(request_id, num_slots)
+        if self.enable_caching and not delay_cache_blocks:
+            self.cache_blocks(request, min(num_tokens, request.num_tokens))
+        if new_blocks is None:
+            return self.empty_kv_cache_blocks
+        return TagmaKVCacheBlocks((new_blocks,))
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        blocks = self._requests.get(request.request_id)
+        if blocks is not None and num_computed_tokens >= blocks.next_cached:
+            self.coordinator.cache_blocks(request, num_computed_tokens)
+
+    def free(self, request: Request) -> None:
+        self._group.free(request.request_id)
 
     def create_kv_cache_blocks(
         self, blocks: tuple[Sequence[KVCacheBlock], ...]
     ) -> KVCacheBlocks:
         return TagmaKVCacheBlocks(blocks) if any(blocks) else self.empty_kv_cache_blocks
 
-    def allocate_slots(
-        self, request: Request, num_new_tokens: int, *args, **kwargs
-    ) -> KVCacheBlocks | None:
-        # A prompt may come in chunks: its later ones belong behind the first.
-        (manager,) = self.coordinator.single_type_managers
-        manager.num_known_tokens = request.num_tokens
-        return super().allocate_slots(request, num_new_tokens, *args, **kwargs)
-
     def estimate_cached_tokens(self, request: Request) -> int:
         # Later blocks cover more tokens, so the last one with a hash tells it.
-        for block in reversed(self.get_blocks(request.request_id).blocks[0]):
-            if (num_tokens := block.block_hash_num_tokens) is not None:
+        (blocks,) = self.get_blocks(request.request_id).blocks
+        for i in range(len(blocks) - 1, -1, -1):
+            if (num_tokens := blocks[i].block_hash_num_tokens) is not None:
                 return num_tokens
         return 0

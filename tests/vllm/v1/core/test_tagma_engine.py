@@ -414,6 +414,21 @@ def test_match_returns_the_longest_cached_prefix_to_acquire():
     assert pool.count_unreferenced(range(10)) == 4
 
 
+def test_an_entry_tells_its_hash_and_its_index_in_the_request():
+    pool = KVAllocator(64)
+    index = PrefixIndex(pool)
+    request, hashes = make_request(pool, 10), hashes_of(10)
+    index.insert(request, hashes, 2, 6)
+    ids = request.block_ids()
+    assert [index.position_of(b) for b in ids[1:7]] == [None, 2, 3, 4, 5, None]
+    assert [index.hash_of(b) for b in ids[1:7]] == [None, *hashes[2:6], None]
+    copy = make_request(pool, 10)
+    index.insert(copy, hashes, 0, 10)
+    assert (len(index), index.num_hashes) == (14, 10)
+    with pytest.raises(ValueError, match="outside the pool"):
+        index.position_of(64)
+
+
 @pytest.mark.parametrize("kind", [list, tuple, lambda h: _Lazy(h)])
 def test_hashes_are_any_sequence_of_bytes(kind):
     pool = KVAllocator(8)
@@ -438,6 +453,41 @@ class _Lazy(Sequence):
 
     def __getitem__(self, index):
         return self.hashes[index]
+
+
+def test_a_match_may_read_hashes_behind_its_end_but_not_take_them():
+    pool = KVAllocator(8)
+    index = PrefixIndex(pool)
+    request = make_request(pool, 2)
+    index.insert(request, hashes_of(2), 0, 2)
+    with pytest.raises(TypeError):
+        index.match([*hashes_of(2), None])
+    assert len(index.match([*hashes_of(2), None], limit=2)) == 2
+
+
+def test_evictions_can_be_forgotten_unread():
+    pool = KVAllocator(4)
+    index = PrefixIndex(pool)
+    request = make_request(pool, 4)
+    index.insert(request, hashes_of(4), 0, 4)
+    pool.release(request)
+    make_request(pool, 3)
+    pool.clear_evicted()
+    assert pool.take_evicted() == []
+
+
+def test_a_part_of_a_request_is_a_view():
+    pool = KVAllocator(16)
+    request = make_request(pool, 4)
+    make_request(pool, 4)
+    pool.extend(request, 8)
+    ids = request.block_ids()
+    bounds = [None, *range(-13, 14)]
+    for start in bounds:
+        for stop in bounds:
+            assert request.part(start, stop).block_ids() == ids[start:stop]
+    with pytest.raises(ValueError, match="view"):
+        pool.release(request.part(0, 2))
 
 
 def test_eviction_removes_entries_in_the_same_call():
