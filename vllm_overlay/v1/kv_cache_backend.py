@@ -14,7 +14,7 @@ import vllm.envs as envs
 from vllm.triton_utils import HAS_TRITON
 
 if TYPE_CHECKING:
-    from vllm.config import CacheConfig, VllmConfig
+    from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.metrics.loggers import AggregateStatLoggerBase
@@ -46,6 +46,19 @@ class Refusal:
 
 _USE_PAGED = "Use --kv-cache-backend paged"
 
+
+def _offloads_lazily(kv_transfer_config: "KVTransferConfig | None") -> bool:
+    """Whether a connector, or one within it, stores blocks before they are reused."""
+    if kv_transfer_config is None:
+        return False
+    settings = kv_transfer_config.kv_connector_extra_config
+    parts = [settings] + [
+        part.get("kv_connector_extra_config", {})
+        for part in settings.get("connectors", ())
+    ]
+    return any(part.get("lazy_offload", False) for part in parts)
+
+
 REFUSALS = (
     Refusal(
         lambda c: (
@@ -64,15 +77,23 @@ REFUSALS = (
         _USE_PAGED,
     ),
     Refusal(
-        lambda c: c.kv_transfer_config is not None,
-        "KV transfer and offloading (--kv-transfer-config, --kv-offloading-size)",
-        "connectors read the paged pool's internals",
+        lambda c: _offloads_lazily(c.kv_transfer_config),
+        "lazy CPU offloading (lazy_offload of SimpleCPUOffloadConnector)",
+        "it walks the paged pool's queue of free blocks",
+        "Set lazy_offload to false: full blocks are then stored at once. "
+        f"{_USE_PAGED} otherwise",
+    ),
+    Refusal(
+        lambda c: c.model_config is not None and c.model_config.enable_sleep_mode,
+        "--enable-sleep-mode",
+        "waking up with its block tables is not tested",
         f"Drop the option. {_USE_PAGED} otherwise",
     ),
     Refusal(
         lambda c: c.speculative_config is not None,
         "--speculative-config",
-        "draft slots are not covered by its tests yet",
+        "a drafter's captured graphs could not change to the materialized block "
+        "table, which a request with too many ranges needs",
         f"Drop the option. {_USE_PAGED} otherwise",
     ),
     Refusal(
@@ -153,19 +174,25 @@ def verify_kv_cache_groups(kv_cache_config: "KVCacheConfig") -> None:
     The layers' specs are known only after the model has been loaded.
 
     Raises:
-        UnsupportedByTagmaError: There is not exactly one group, or it is not of
-            plain full attention. Subclasses of the spec change its meaning, so
-            only the exact type is accepted.
+        UnsupportedByTagmaError: There is not exactly one group, or it is neither of
+            plain full attention nor of dense MLA. Subclasses of the specs change
+            their meaning, so only the exact types are accepted.
 
     """
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    if len(specs) != 1 or type(specs[0]) is not FullAttentionSpec:
+    served = (FullAttentionSpec, MLAAttentionSpec)
+    if (
+        len(specs) != 1
+        or type(specs[0]) not in served
+        or specs[0].tokens_per_state != 1
+    ):
         kinds = ", ".join(type(spec).__name__ for spec in specs) or "none"
         raise UnsupportedByTagmaError(
             f"this model's KV cache groups ({kinds})",
-            "it places the blocks of exactly one full-attention group",
+            "it places the blocks of exactly one full-attention group, with a state "
+            "for each token",
             f"{_USE_PAGED}; a model that mixes full attention with sliding windows "
             "also runs with --disable-hybrid-kv-cache-manager",
         )

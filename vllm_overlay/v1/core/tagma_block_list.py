@@ -56,6 +56,10 @@ class TagmaBlock(KVCacheBlock):
         position = self.pool.index.position_of(self.block_id)
         return None if position is None else (position + 1) * self.pool.hash_block_size
 
+    # Where upstream keeps them, for who reads them there.
+    _block_hash = block_hash  # type: ignore[assignment]
+    _block_hash_num_tokens = block_hash_num_tokens  # type: ignore[assignment]
+
     def set_block_hash(
         self, block_hash: BlockHashWithGroupId, num_tokens: int | None = None
     ) -> None:

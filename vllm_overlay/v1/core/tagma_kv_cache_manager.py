@@ -95,7 +95,7 @@ class TagmaKVCacheManager(KVCacheManager):
         ):
             # Most steps of a running request end here.
             if num_tokens >= blocks.next_cached:
-                self.cache_blocks(request, min(num_tokens, request.num_tokens))
+                self._cache_slots(request, num_tokens)
             return self.empty_kv_cache_blocks
 
         if not (
@@ -152,10 +152,16 @@ class TagmaKVCacheManager(KVCacheManager):
             )
         new_blocks = self._group.grow(request_id, num_slots)
         if self.enable_caching and not delay_cache_blocks:
-            self.cache_blocks(request, min(num_tokens, request.num_tokens))
+            self._cache_slots(request, num_tokens)
         if new_blocks is None:
             return self.empty_kv_cache_blocks
         return TagmaKVCacheBlocks((new_blocks,))
+
+    def _cache_slots(self, request: Request, num_tokens: int) -> None:
+        """Cache the blocks that `num_tokens` slots fill, but no draft tokens."""
+        num_tokens = min(num_tokens, request.num_tokens)
+        if num_tokens >= self._requests[request.request_id].next_cached:
+            self.coordinator.cache_blocks(request, num_tokens)
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         blocks = self._requests.get(request.request_id)

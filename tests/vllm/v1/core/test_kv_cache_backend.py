@@ -4,6 +4,8 @@
 
 import json
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,11 +141,11 @@ REFUSED_ARGUMENTS = {
         "decode_context_parallel_size": 2,
         "tensor_parallel_size": 2,
     },
-    "KV transfer": {
+    "lazy CPU offloading": {
         "kv_transfer_config": {
-            "kv_connector": "ExampleConnector",
+            "kv_connector": "SimpleCPUOffloadConnector",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": {"shared_storage_path": "x"},
+            "kv_connector_extra_config": {"lazy_offload": True},
         }
     },
     "--speculative-config": {
@@ -160,6 +162,54 @@ def test_refused_option_is_named_with_an_alternative(model: str, option: str) ->
     message = str(caught.value)
     assert f"--kv-cache-backend tagma does not support {option}" in message
     assert "--kv-cache-backend paged" in message
+
+
+def test_a_server_stops_at_a_refused_option_and_says_why(model: str) -> None:
+    """The real command, from its arguments to its last words."""
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
+    options = ["--kv-cache-backend", "tagma", "--prefix-match-unit", "16"]
+    server = subprocess.run(
+        [*command, "--skip-tokenizer-init", *options],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert server.returncode != 0
+    message = "--kv-cache-backend tagma does not support --prefix-match-unit: "
+    assert message in server.stdout + server.stderr
+
+
+def test_lazy_offloading_within_several_connectors_is_refused(model: str) -> None:
+    lazy = {
+        "kv_connector": "SimpleCPUOffloadConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"lazy_offload": True},
+    }
+    several = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [lazy]},
+    }
+    with pytest.raises(ValueError, match="lazy CPU offloading"):
+        make_config(model, kv_transfer_config=several)
+
+
+@pytest.mark.parametrize(
+    "kv_transfer_config",
+    [
+        {
+            "kv_connector": "ExampleConnector",
+            "kv_connector_extra_config": {"shared_storage_path": "x"},
+        },
+        {"kv_connector": "SimpleCPUOffloadConnector"},
+        {"kv_connector": "NixlConnector"},
+    ],
+)
+def test_connectors_are_served(model: str, kv_transfer_config: dict) -> None:
+    config = make_config(
+        model, kv_transfer_config=kv_transfer_config | {"kv_role": "kv_both"}
+    )
+    verify_kv_cache_backend(config)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +242,7 @@ def test_refused_model_is_named(
     [
         ("parallel_config.enable_elastic_ep", True, "--enable-elastic-ep"),
         ("attention_config.hisparse_config", object(), "HiSparse"),
+        ("model_config.enable_sleep_mode", True, "--enable-sleep-mode"),
     ],
 )
 def test_option_that_this_host_lacks_is_refused_too(
@@ -254,11 +305,15 @@ FULL = FullAttentionSpec(
         ],
         [
             MLAAttentionSpec(
-                block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32
+                block_size=16,
+                num_kv_heads=1,
+                head_size=8,
+                dtype=torch.float32,
+                tokens_per_state=4,
             )
         ],
     ],
-    ids=["none", "two groups", "sliding window", "MLA"],
+    ids=["none", "two groups", "sliding window", "compressed MLA"],
 )
 def test_only_one_full_attention_group_is_served(specs: list) -> None:
     groups = [KVCacheGroupSpec([f"layer{i}"], spec) for i, spec in enumerate(specs)]
@@ -266,5 +321,7 @@ def test_only_one_full_attention_group_is_served(specs: list) -> None:
         verify_kv_cache_groups(KVCacheConfig(8, [], groups))
 
 
-def test_one_full_attention_group_is_served() -> None:
-    verify_kv_cache_groups(KVCacheConfig(8, [], [KVCacheGroupSpec(["layer0"], FULL)]))
+@pytest.mark.parametrize("cls", [FullAttentionSpec, MLAAttentionSpec])
+def test_one_full_attention_group_is_served(cls: type) -> None:
+    spec = cls(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)
+    verify_kv_cache_groups(KVCacheConfig(8, [], [KVCacheGroupSpec(["layer0"], spec)]))

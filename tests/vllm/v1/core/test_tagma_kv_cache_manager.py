@@ -540,6 +540,149 @@ def test_deferred_blocks_stay_held_until_they_are_freed():
     assert manager.get_computed_blocks(again)[0].get_block_ids() == (ids[:3],)
 
 
+# At the edges, step by step as paged does.
+
+
+EDGES = {
+    # name: number of blocks, block size, prompts
+    "one free block": (2, BLOCK_SIZE, [16, 1, 16]),
+    "a prompt larger than the pool": (9, BLOCK_SIZE, [200, 30, 129, 128]),
+    "block size 1": (12, 1, [3, 11, 4, 12]),
+    "block size 2048": (4, 2048, [2048, 4097, 6144, 1]),
+    "just one block short": (8, BLOCK_SIZE, [64, 48, 16]),
+}
+
+
+def edge_steps(manager: KVCacheManager, block_size: int, prompts: list[int], cached):
+    """Admit, decode, preempt, resume, reset and free; yield all that shows."""
+    requests = []
+    for i, num_tokens in enumerate(prompts):
+        # Prompts share a prefix: all tokens are those of the longest.
+        request = request_of(str(i), cached[:num_tokens], block_size)
+        requests.append(request)
+        yield "admit", admit(manager, request), num_free(manager)
+        if request.num_computed_tokens:
+            yield "decode", decode(manager, request), num_free(manager)
+            # Reset while requests run: refused.
+            yield "reset", manager.reset_prefix_cache(), manager.usage
+    for request in requests:
+        yield "estimate", manager.estimate_cached_tokens(request)
+    for request in reversed(requests):
+        preempt(manager, request)
+        yield "preempt", num_free(manager)
+        yield "resume", admit(manager, request), num_free(manager)
+        chunk = max(request.num_tokens // 2, 1)
+        preempt(manager, request)
+        yield "chunk", admit(manager, request, chunk) is None, num_free(manager)
+    for request in requests:  # Some in the middle of their prefill.
+        manager.free(request)
+        manager.free(request)
+        yield "free", num_free(manager), manager.usage
+    yield "reset", manager.reset_prefix_cache(), manager.usage
+
+
+@pytest.mark.parametrize("enable_caching", [True, False])
+@pytest.mark.parametrize("edge", EDGES)
+def test_edges_are_as_paged_has_them(edge, enable_caching):
+    num_blocks, block_size, prompts = EDGES[edge]
+    tokens = fresh_tokens(max(prompts))
+    steps = [
+        edge_steps(
+            make_manager(num_blocks, block_size, cls, enable_caching=enable_caching),
+            block_size,
+            prompts,
+            tokens,
+        )
+        for cls in (TagmaKVCacheManager, KVCacheManager)
+    ]
+    shown = 0
+    for tagma, paged in zip(*steps, strict=True):
+        assert tagma == paged
+        shown += 1
+    assert shown > 4 * len(prompts)
+
+
+@pytest.mark.parametrize("watermark", [0.0, 0.2])
+@pytest.mark.parametrize("has_scheduled_reqs", [False, True])
+@pytest.mark.parametrize("full_sequence_must_fit", [False, True])
+@pytest.mark.parametrize("reserved_blocks", [0, 3])
+def test_admission_fails_exactly_when_paged_fails(
+    watermark, has_scheduled_reqs, full_sequence_must_fit, reserved_blocks
+):
+    """Every prompt length, first chunk and hit, in a pool of 20 blocks."""
+    prefix = fresh_tokens(6 * BLOCK_SIZE)
+    verdicts = set()
+    for num_tokens in range(1, 24 * BLOCK_SIZE, 7):
+        tokens = prefix[:num_tokens] + fresh_tokens(max(num_tokens - len(prefix), 0))
+        shown = []
+        for cls in (TagmaKVCacheManager, KVCacheManager):
+            manager = make_manager(21, cls=cls, watermark=watermark)
+            first = request_of("first", prefix)
+            admit(manager, first)
+            manager.free(first)
+            admit(manager, request_of("running", 3 * BLOCK_SIZE))
+            request = request_of("a", tokens)
+            computed, num_hits, _ = manager.get_computed_blocks(request)
+            got = []
+            for num_new in (1, 5 * BLOCK_SIZE, request.num_tokens - num_hits):
+                new_blocks = manager.allocate_slots(
+                    request,
+                    num_new,
+                    num_new_computed_tokens=num_hits,
+                    new_computed_blocks=computed,
+                    num_lookahead_tokens=3,
+                    full_sequence_must_fit=full_sequence_must_fit,
+                    reserved_blocks=reserved_blocks,
+                    has_scheduled_reqs=has_scheduled_reqs,
+                )
+                if new_blocks is None:
+                    got.append(None)
+                else:
+                    got.append(len(ids_of(manager, request)))
+                    manager.free(request)
+                    computed, num_hits, _ = manager.get_computed_blocks(request)
+                got.append(num_free(manager))
+            shown.append(got)
+        assert shown[0] == shown[1]
+        verdicts.add(None in shown[0])
+    assert verdicts == {True, False}
+
+
+def test_a_drafter_gets_slots_ahead_and_caches_no_draft():
+    """Look-ahead slots and rejected drafts, as paged has them."""
+    prompt = fresh_tokens(2 * BLOCK_SIZE)
+
+    def run(cls):
+        manager = make_manager(8, cls=cls, use_eagle=True)
+        request = request_of("a", prompt)
+        admit(manager, request)
+        seen = []
+        for step in range(40):
+            drafts = step % 5
+            new_blocks = manager.allocate_slots(
+                request, 1 + drafts, num_lookahead_tokens=4
+            )
+            seen.append((new_blocks is None, num_free(manager)))
+            if new_blocks is None:
+                break
+            # All drafts but one are rejected.
+            accepted = min(drafts, 1)
+            request.append_output_token_ids([step] * (1 + accepted))
+            request.num_computed_tokens += 1 + accepted
+            seen.append(manager.estimate_cached_tokens(request))
+        manager.free(request)
+        again = request_of("b", list(request.all_token_ids))
+        return seen, manager.get_computed_blocks(again)[1], num_free(manager)
+
+    assert run(TagmaKVCacheManager) == run(KVCacheManager)
+
+
+def test_no_tokens_at_all_is_an_error_as_in_paged():
+    for cls in (TagmaKVCacheManager, KVCacheManager):
+        with pytest.raises(ValueError, match="num_new_tokens must be greater than 0"):
+            make_manager(8, cls=cls).allocate_slots(request_of("a", 5), 0)
+
+
 # External tokens, zeroing, events and metrics.
 
 
@@ -644,7 +787,7 @@ REFUSED_SPECS = {
     "two groups": [_attention(FullAttentionSpec)] * 2,
     "sliding window": [_attention(SlidingWindowSpec, sliding_window=32)],
     "chunked local": [_attention(ChunkedLocalAttentionSpec, attention_chunk_size=32)],
-    "MLA": [_attention(MLAAttentionSpec)],
+    "compressed MLA": [_attention(MLAAttentionSpec, tokens_per_state=4)],
     "Mamba": [MambaSpec(BLOCK_SIZE, shapes=((1,),), dtypes=(torch.float32,))],
 }
 
@@ -713,11 +856,11 @@ class Twins:
     requests fill equal blocks, and what is evicted cannot change the counts.
     """
 
-    def __init__(self, seed: int, num_blocks: int, block_size: int):
+    def __init__(self, seed: int, num_blocks: int, block_size: int, **kwargs):
         self.rng = random.Random(seed)
         self.block_size = block_size
-        self.tagma = make_manager(num_blocks, block_size)
-        self.paged = make_manager(num_blocks, block_size, cls=KVCacheManager)
+        self.tagma = make_manager(num_blocks, block_size, **kwargs)
+        self.paged = make_manager(num_blocks, block_size, cls=KVCacheManager, **kwargs)
         self.prefixes = [fresh_tokens(8 * block_size) for _ in range(4)]
         self.waiting: list[tuple[Request, Request]] = []
         self.running: list[tuple[Request, Request]] = []
@@ -819,3 +962,14 @@ def test_free_counts_equal_paged_with_evictions(seed, num_blocks):
     twins.run(num_steps=400)
     assert any(hits for hits, _ in twins.hits)
     assert twins.num_preemptions > 0
+
+
+@pytest.mark.parametrize("alignment", [None, 576])
+def test_dense_mla_in_one_group_is_as_paged(alignment):
+    """Its blocks differ in bytes only, with or without padding to an alignment."""
+    spec = _attention(MLAAttentionSpec, alignment=alignment)
+    group = KVCacheGroupSpec(["layer"], spec)
+    config = replace(make_kv_cache_config(BLOCK_SIZE, 64), kv_cache_groups=[group])
+    twins = Twins(0, num_blocks=64, block_size=BLOCK_SIZE, kv_cache_config=config)
+    twins.run(num_steps=200)
+    assert any(hits for hits, _ in twins.hits)
