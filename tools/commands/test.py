@@ -11,7 +11,17 @@ from tools.outcome import Outcome, Report
 from tools.process import run_visibly
 
 # Cheap ones first, so that a mistake shows early.
-JOBS = ("series", "lint", "tools", "engine", "fuzz", "overlay", "host", "demo")
+JOBS = (
+    "series",
+    "lint",
+    "tools",
+    "engine",
+    "fuzz",
+    "overlay",
+    "host",
+    "upstream",
+    "demo",
+)
 
 
 @dataclass(frozen=True)
