@@ -18,7 +18,10 @@ import pytest
 # Before the block tables, as the CPU worker does.
 import vllm.v1.worker.cpu.shm  # noqa: F401
 from vllm.v1.core import kv_cache_manager
-from vllm.v1.core.tagma_kv_cache_manager import TagmaKVCacheManager
+from vllm.v1.core.tagma_kv_cache_manager import (
+    TagmaConnectorKVCacheManager,
+    TagmaKVCacheManager,
+)
 from vllm.v1.kv_cache_backend import UnsupportedByTagmaError
 
 LIST = Path(__file__).with_name("not_applicable.toml")
@@ -40,14 +43,17 @@ class Outcome(Enum):
 
 
 class SwappedManager(PagedManager):
-    """Makes a tagma manager, or the paged one for what tagma refuses."""
+    """Makes a tagma manager, or the paged one for what tagma refuses.
+
+    The one for connectors, whose ids are lists, serves the suites without, too.
+    """
 
     made: ClassVar[set[type]] = set()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> PagedManager:
         """Make the manager that is to serve."""
         try:
-            manager = TagmaKVCacheManager(*args, **kwargs)
+            manager = TagmaConnectorKVCacheManager(*args, **kwargs)
         except UnsupportedByTagmaError:
             manager = object.__new__(PagedManager)
             manager.__init__(*args, **kwargs)
@@ -136,6 +142,6 @@ class Suites:
 
 
 def _passed(made: set[type]) -> Outcome:
-    if TagmaKVCacheManager in made:
+    if any(issubclass(cls, TagmaKVCacheManager) for cls in made):
         return Outcome.PASSED
     return Outcome.REFUSED if made else Outcome.NO_MANAGER

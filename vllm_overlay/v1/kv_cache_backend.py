@@ -204,8 +204,13 @@ def kv_cache_manager_cls(
     """Return the KV cache manager class of the selected backend."""
     if not uses_tagma(vllm_config.cache_config):
         return paged_cls
-    from vllm.v1.core.tagma_kv_cache_manager import TagmaKVCacheManager
+    from vllm.v1.core.tagma_kv_cache_manager import (
+        TagmaConnectorKVCacheManager,
+        TagmaKVCacheManager,
+    )
 
+    if vllm_config.kv_transfer_config is not None:
+        return TagmaConnectorKVCacheManager
     return TagmaKVCacheManager
 
 

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.tagma_block_list import TagmaRangeList, sendable_ids_of
+from vllm.v1.core.tagma_block_list import (
+    TagmaRangeList,
+    block_ids_of,
+    sendable_ids_of,
+)
 from vllm.v1.core.tagma_block_pool import TagmaBlockPool
 from vllm.v1.core.tagma_kv_cache_coordinator import TagmaKVCacheCoordinator
 from vllm.v1.request import Request, RequestStatus
@@ -17,6 +21,8 @@ _TO_BE_ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 class TagmaKVCacheBlocks(KVCacheBlocks):
     """`KVCacheBlocks` that lists its ids without an object per block."""
+
+    ids_of = staticmethod(sendable_ids_of)
 
     def get_block_ids(  # type: ignore[override]
         self,
@@ -29,7 +35,7 @@ class TagmaKVCacheBlocks(KVCacheBlocks):
         groups = [self.blocks[group_id] for group_id in group_ids]
         if allow_none and not any(groups):
             return None
-        return tuple(sendable_ids_of(group) for group in groups)
+        return tuple(self.ids_of(group) for group in groups)
 
     def get_unhashed_block_ids(self) -> list[int]:
         (blocks,) = self.blocks
@@ -37,6 +43,12 @@ class TagmaKVCacheBlocks(KVCacheBlocks):
             return super().get_unhashed_block_ids()
         is_cached = blocks.pool.allocator.is_cached
         return [block_id for block_id in blocks.block_ids() if not is_cached(block_id)]
+
+
+class TagmaKVCacheBlockLists(TagmaKVCacheBlocks):
+    """For connectors, which join lists of ids and send them to other engines."""
+
+    ids_of = staticmethod(block_ids_of)
 
 
 class TagmaKVCacheManager(KVCacheManager):
@@ -47,6 +59,7 @@ class TagmaKVCacheManager(KVCacheManager):
     step is written out for the one full-attention group that there is.
     """
 
+    blocks_cls: type[TagmaKVCacheBlocks] = TagmaKVCacheBlocks
     make_coordinator = TagmaKVCacheCoordinator  # type: ignore[assignment]
     coordinator: TagmaKVCacheCoordinator
     block_pool: TagmaBlockPool
@@ -155,7 +168,7 @@ class TagmaKVCacheManager(KVCacheManager):
             self._cache_slots(request, num_tokens)
         if new_blocks is None:
             return self.empty_kv_cache_blocks
-        return TagmaKVCacheBlocks((new_blocks,))
+        return self.blocks_cls((new_blocks,))
 
     def _cache_slots(self, request: Request, num_tokens: int) -> None:
         """Cache the blocks that `num_tokens` slots fill, but no draft tokens."""
@@ -174,7 +187,7 @@ class TagmaKVCacheManager(KVCacheManager):
     def create_kv_cache_blocks(
         self, blocks: tuple[Sequence[KVCacheBlock], ...]
     ) -> KVCacheBlocks:
-        return TagmaKVCacheBlocks(blocks) if any(blocks) else self.empty_kv_cache_blocks
+        return self.blocks_cls(blocks) if any(blocks) else self.empty_kv_cache_blocks
 
     def estimate_cached_tokens(self, request: Request) -> int:
         # Later blocks cover more tokens, so the last one with a hash tells it.
@@ -183,3 +196,9 @@ class TagmaKVCacheManager(KVCacheManager):
             if (num_tokens := blocks[i].block_hash_num_tokens) is not None:
                 return num_tokens
         return 0
+
+
+class TagmaConnectorKVCacheManager(TagmaKVCacheManager):
+    """`TagmaKVCacheManager` of an engine with a KV connector."""
+
+    blocks_cls = TagmaKVCacheBlockLists

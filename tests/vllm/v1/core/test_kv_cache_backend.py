@@ -210,6 +210,8 @@ def test_connectors_are_served(model: str, kv_transfer_config: dict) -> None:
         model, kv_transfer_config=kv_transfer_config | {"kv_role": "kv_both"}
     )
     verify_kv_cache_backend(config)
+    cls = kv_cache_manager_cls(config, KVCacheManager)
+    assert cls.__name__ == "TagmaConnectorKVCacheManager"
 
 
 @pytest.mark.parametrize(

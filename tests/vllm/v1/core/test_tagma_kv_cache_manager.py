@@ -27,6 +27,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.tagma_block_pool import TagmaBlockPool
 from vllm.v1.core.tagma_kv_cache_manager import (
+    TagmaConnectorKVCacheManager,
     TagmaKVCacheBlocks,
     TagmaKVCacheManager,
 )
@@ -248,6 +249,21 @@ def test_block_lists_are_sequences_of_blocks():
     assert blocks[0] != blocks[1]
     both = manager.get_blocks("a") + manager.get_blocks("a")
     assert both.get_block_ids() == (ids + ids,)
+
+
+def test_connectors_get_lists_of_ids():
+    """They join them, and send them to other engines as JSON."""
+    manager = make_manager(num_blocks=64, cls=TagmaConnectorKVCacheManager)
+    request = request_of("a", 40 * BLOCK_SIZE)
+    new_blocks = manager.allocate_slots(request, request.num_tokens)
+    for ids in (
+        new_blocks.get_block_ids()[0],
+        manager.get_block_ids("a")[0],
+        manager.get_block_ids_for_computed_tokens("a", 630)[0],
+        manager.get_computed_blocks(request)[0].get_block_ids()[0],
+    ):
+        assert type(ids) is list and len(ids) > 32
+    assert manager.allocate_slots(request, 1).get_block_ids(allow_none=True) is None
 
 
 def test_block_ids_of_selected_groups():
