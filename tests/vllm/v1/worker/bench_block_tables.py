@@ -151,6 +151,15 @@ def launches(
     t = tables
     if case.step == "block table":
         grid = (1, t.requests)
+        # From 0.33.0 on the kernel can mask what a sliding window left.
+        unmasked = {
+            "num_computed_tokens_ptr": t.num_blocks,
+            "sliding_window_reach_ptr": t.block_sizes,
+            "block_sizes_ptr": t.block_sizes,
+            "MASK_SLIDING_WINDOW": False,
+        }
+        names = kernels._gather_block_tables_kernel.arg_names
+        later = {name: unmasked[name] for name in unmasked.keys() & set(names)}
 
         def gather() -> None:
             kernels._gather_block_tables_kernel[grid](
@@ -162,6 +171,7 @@ def launches(
                 t.num_blocks.stride(0),
                 t.requests,
                 BLOCK_SIZE=BLOCK_SIZE,
+                **later,
             )
 
         def expand(has_fallback: bool) -> None:

@@ -41,6 +41,10 @@ _POINTERS = {
     "slot_mapping_enabled": "*i1",
     "dcp_sharded": "*i1",
     "slot_mappings_ptr": "*i64",
+    # From 0.33.0 on.
+    "num_computed_tokens_ptr": "*i32",
+    "sliding_window_reach_ptr": "*i32",
+    "block_sizes_ptr": "*i32",
 }
 _CONSTANTS = {
     "CP_SIZE": 1,
@@ -48,6 +52,7 @@ _CONSTANTS = {
     "PAD_ID": -1,
     "TRITON_BLOCK_SIZE": BLOCK_SIZE,
     "BLOCK_SIZE": BLOCK_SIZE,
+    "MASK_SLIDING_WINDOW": False,
 }
 
 

@@ -131,15 +131,20 @@ class TagmaBlockTables(BlockTables):
             return super().gather_block_tables(
                 idx_mapping, num_reqs_padded, out, out_ptrs, **kwargs
             )
+        num_rows = num_reqs_padded
         if out is None:
             out = tuple(self.input_block_tables)
             out_ptrs = self.input_block_table_ptrs
+            # Later releases also clear the rows that a larger batch left.
+            if hasattr(self, "_num_dirty_rows"):
+                num_rows = max(num_rows, self._num_dirty_rows)
+                self._num_dirty_rows = idx_mapping.shape[0]
         else:
             assert out_ptrs is not None
             assert len(out) == self.num_kv_cache_groups
         self._launch(
             _expand_ranges_to_block_table_kernel,
-            (self.num_kv_cache_groups, num_reqs_padded),
+            (self.num_kv_cache_groups, num_rows),
             idx_mapping,
             self.range_table.gpu,
             self.range_table.gpu.stride(0),
