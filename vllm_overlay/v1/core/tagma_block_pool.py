@@ -145,6 +145,10 @@ class TagmaBlockPool(BlockPool):
         num_full_blocks: int,
         **kwargs,
     ) -> None:
+        # Tokens beyond the model's length have no block.
+        num_full_blocks = min(num_full_blocks, len(blocks))
+        if num_cached_blocks >= num_full_blocks:
+            return
         if self.enable_kv_cache_events:
             # For its event: _insert_block_hash() does nothing.
             super().cache_full_blocks(

@@ -61,12 +61,14 @@ def make_manager(
     **kwargs,
 ) -> KVCacheManager:
     """Make a manager with `num_blocks` blocks, one of them the null block."""
+    settings = {
+        "max_model_len": 1 << 20,
+        "scheduler_block_size": block_size,
+        "hash_block_size": block_size,
+    }
     return cls(
         kv_cache_config or make_kv_cache_config(block_size, num_blocks),
-        max_model_len=1 << 20,
-        scheduler_block_size=block_size,
-        hash_block_size=block_size,
-        **kwargs,
+        **settings | kwargs,
     )
 
 
@@ -616,6 +618,19 @@ def test_edges_are_as_paged_has_them(edge, enable_caching):
         assert tagma == paged
         shown += 1
     assert shown > 4 * len(prompts)
+
+
+def test_a_prompt_beyond_the_models_length_is_cached_as_far_as_it_has_blocks():
+    tokens = fresh_tokens(5 * BLOCK_SIZE)
+    hits = []
+    for cls in (KVCacheManager, TagmaKVCacheManager):
+        manager = make_manager(10, cls=cls, max_model_len=3 * BLOCK_SIZE)
+        first = request_of("first", tokens)
+        assert admit(manager, first) == 0
+        assert len(ids_of(manager, first)) == 3
+        manager.free(first)
+        hits.append(admit(manager, request_of("second", tokens)))
+    assert hits == [3 * BLOCK_SIZE, 3 * BLOCK_SIZE]
 
 
 @pytest.mark.parametrize("watermark", [0.0, 0.2])
