@@ -14,7 +14,7 @@ import vllm.envs as envs
 from vllm.triton_utils import HAS_TRITON
 
 if TYPE_CHECKING:
-    from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
+    from vllm.config import CacheConfig, VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.metrics.loggers import AggregateStatLoggerBase
@@ -47,16 +47,12 @@ class Refusal:
 _USE_PAGED = "Use --kv-cache-backend paged"
 
 
-def _offloads_lazily(kv_transfer_config: "KVTransferConfig | None") -> bool:
+def _offloads_lazily(settings: dict[str, Any]) -> bool:
     """Whether a connector, or one within it, stores blocks before they are reused."""
-    if kv_transfer_config is None:
-        return False
-    settings = kv_transfer_config.kv_connector_extra_config
-    parts = [settings] + [
-        part.get("kv_connector_extra_config", {})
+    return settings.get("lazy_offload", False) or any(
+        _offloads_lazily(part.get("kv_connector_extra_config", {}))
         for part in settings.get("connectors", ())
-    ]
-    return any(part.get("lazy_offload", False) for part in parts)
+    )
 
 
 REFUSALS = (
@@ -77,7 +73,10 @@ REFUSALS = (
         _USE_PAGED,
     ),
     Refusal(
-        lambda c: _offloads_lazily(c.kv_transfer_config),
+        lambda c: (
+            c.kv_transfer_config is not None
+            and _offloads_lazily(c.kv_transfer_config.kv_connector_extra_config)
+        ),
         "lazy CPU offloading (lazy_offload of SimpleCPUOffloadConnector)",
         "it walks the paged pool's queue of free blocks",
         "Set lazy_offload to false: full blocks are then stored at once. "

@@ -16,7 +16,8 @@ COUNTERS = {
     "spills": "Growths of a request that needed a further range of KV cache blocks.",
     "window_evictions": "Ranges of KV cache blocks for which cached blocks were "
     "evicted.",
-    "cap_events": "Growths that failed for the limit of ranges per request.",
+    "cap_events": "Requests that passed the workers' limit of ranges, from which on "
+    "they use the materialised block table.",
 }
 
 # The largest number of ranges in each of the allocator's classes.
@@ -37,6 +38,7 @@ class TagmaStatsSource:
 
     def __init__(self) -> None:
         self._counts = dict.fromkeys(COUNTERS, 0)
+        self._over_cap = 0
         self._next_sample = 0.0
 
     def take(self, manager: "KVCacheManager") -> dict[str, Any]:
@@ -56,6 +58,12 @@ class TagmaStatsSource:
             "requests": stats["requests"],
             "one_range": ranges_per_request["1"],
         }
+        # The allocator has no limit, so what passes the workers' is counted here.
+        over_cap = ranges_per_request[">256"]
+        stats["cap_events"] = self._counts["cap_events"] + max(
+            0, over_cap - self._over_cap
+        )
+        self._over_cap = over_cap
         for name, before in self._counts.items():
             taken[name] = stats[name] - before
             self._counts[name] = stats[name]

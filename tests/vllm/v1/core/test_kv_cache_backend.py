@@ -185,13 +185,17 @@ def test_lazy_offloading_within_several_connectors_is_refused(model: str) -> Non
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"lazy_offload": True},
     }
-    several = {
-        "kv_connector": "MultiConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"connectors": [lazy]},
-    }
-    with pytest.raises(ValueError, match="lazy CPU offloading"):
-        make_config(model, kv_transfer_config=several)
+
+    def several(connector: dict) -> dict:
+        return {
+            "kv_connector": "MultiConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"connectors": [connector]},
+        }
+
+    for config in (several(lazy), several(several(lazy))):
+        with pytest.raises(ValueError, match="lazy CPU offloading"):
+            make_config(model, kv_transfer_config=config)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import REGISTRY
@@ -27,7 +28,7 @@ from vllm.v1.metrics.loggers import StatLoggerManager
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.metrics.tagma_logger import TagmaStatLogger
-from vllm.v1.metrics.tagma_stats import COUNTERS, MOST_RANGES
+from vllm.v1.metrics.tagma_stats import COUNTERS, MOST_RANGES, TagmaStatsSource
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 pytestmark = [
@@ -102,6 +103,19 @@ def test_exported_values_are_the_allocators(factory: SchedulerFactory) -> None:
         for step in stats
     )
     assert value("ranges_per_request_count") == sampled > 0
+
+
+def test_a_request_that_passes_the_workers_limit_is_counted_once() -> None:
+    pool = KVAllocator(600, max_ranges=0)
+    manager = SimpleNamespace(block_pool=SimpleNamespace(allocator=pool))
+    source = TagmaStatsSource()
+    pool.extend(pool.new_ranges(), 600)
+    request = pool.new_ranges()
+    counts = []
+    for blocks in (range(0, 512, 2), [513], [515]):
+        pool.acquire(request, list(blocks))
+        counts.append(source.take(manager)["cap_events"])
+    assert counts == [0, 1, 0]
 
 
 def test_share_of_requests_with_one_range_is_that_of_the_step(
