@@ -774,10 +774,13 @@ PyObject* allocator_clear_evicted(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
-// Puts `value`, a new reference or null, into the dict.
+// Puts `value`, a new reference or null, into the dict. PyDict_SetItemString()
+// would intern the key: a dead entry in Python's table of interned strings for
+// each dict that is dropped, which makes that table double in the end.
 bool set_item(PyObject* dict, const char* key, PyObject* value) {
-  const bool ok =
-      value != nullptr && PyDict_SetItemString(dict, key, value) == 0;
+  PyObject* name = value != nullptr ? PyUnicode_FromString(key) : nullptr;
+  const bool ok = name != nullptr && PyDict_SetItem(dict, name, value) == 0;
+  Py_XDECREF(name);
   Py_XDECREF(value);
   return ok;
 }
