@@ -20,6 +20,7 @@ JOBS = (
     "overlay",
     "host",
     "upstream",
+    "next",
     "demo",
 )
 
