@@ -4,6 +4,7 @@
 
 import json
 import pickle
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,7 @@ import torch
 from vllm.config import CacheConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.triton_utils import HAS_TRITON
+from vllm.triton_utils import importing as triton_importing
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1 import kv_cache_backend
 from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -124,6 +126,14 @@ def test_host_without_triton_is_told_about_the_interpreter(
     monkeypatch.setattr(kv_cache_backend, "HAS_TRITON", False)
     with pytest.raises(ValueError, match="TRITON_INTERPRET=1"):
         make_config(model)
+
+
+@pytest.mark.parametrize("value", ["1", "true", "ON", "yes"])
+def test_interpreter_serves_however_triton_lets_one_ask_for_it(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", value)
+    assert runpy.run_path(triton_importing.__file__)["HAS_TRITON"]
 
 
 def test_each_backend_gets_its_own_classes(model: str) -> None:
