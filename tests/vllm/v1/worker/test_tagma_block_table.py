@@ -27,7 +27,7 @@ from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.block_ranges import BlockRanges
 from vllm.v1.kv_cache_backend import UnsupportedByTagmaError
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.range_table import MAX_RANGES_PER_REQUEST
+from vllm.v1.worker.gpu.range_table import MAX_RANGES_PER_REQUEST, RangeTable
 from vllm.v1.worker.gpu.tagma_block_table import TagmaBlockTables
 
 # Nothing here outlives a test, and the clean-up would take most of the time.
@@ -496,6 +496,32 @@ def test_contradictions_are_refused(blocks: list[int]):
         tables.append_block_ids(0, (blocks,), overwrite=False)
     tables.apply_staged_writes()
     assert device_row(tables, 0, 4) == [1, 0, 6, 3]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_just_the_blocks_that_are_in_a_row_are_refused(seed: int):
+    """One range or several at a time, between, beside and across those that are."""
+    rng = np.random.default_rng(seed)
+    table = RangeTable(1, torch.device(DEVICE))
+    held: list[int] = []
+    num_refused = 0
+    for _ in range(300):
+        overwrite = rng.random() < 0.02
+        size = int(rng.integers(1, 4))
+        starts = rng.integers(1, 200, size) * (rng.random(size) < 0.9)
+        counts = rng.integers(1, 6, size)
+        more = BlockRanges(zip(starts.tolist(), counts.tolist()))
+        expected = [*more] if overwrite else [*held, *more]
+        blocks = [block for block in expected if block != 0]
+        if len(blocks) == len(set(blocks)):
+            table.append(0, more, overwrite)
+            held = expected
+        else:
+            num_refused += 1
+            with pytest.raises(ValueError, match="contradict"):
+                table.append(0, more, overwrite)
+        assert table.block_ids(0) == held
+    assert 0 < num_refused < 300
 
 
 def test_a_full_row_is_refused():

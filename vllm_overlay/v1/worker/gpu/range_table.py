@@ -2,7 +2,9 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Table of block ranges, one row per request, on the host and on the device."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 
@@ -38,6 +40,8 @@ class RangeTable:
             (num_rows, self.ROW_WIDTH), dtype=torch.int32, device=device
         )
         self._rows = [[0, 0] for _ in range(num_rows)]
+        # First block of each range of a row and the one behind its last, ascending.
+        self._bounds: list[list[int]] = [[] for _ in range(num_rows)]
         # Row -> its first changed cell. Staged writes are applied in no order, so
         # a row is staged once a step, by `apply_staged_writes`.
         self._dirty: dict[int, int] = {}
@@ -84,12 +88,17 @@ class RangeTable:
         """
         if not blocks and not overwrite:
             return
-        old_row = [0, 0] if overwrite else self._rows[row_index]
-        row = _appended(old_row, blocks)
-        if len(row) > self.ROW_WIDTH >= len(old_row):
+        if overwrite:
+            row, bounds = [0, 0], []
+        else:
+            row, bounds = self._rows[row_index], self._bounds[row_index]
+        self._bounds[row_index] = _with_bounds(bounds, blocks)
+        old_len = len(row)
+        _extend(row, blocks)
+        if len(row) > self.ROW_WIDTH >= old_len:
             self._count_fallback()
         # Growing the last range moves the last cell alone.
-        only_last_changed = len(row) == len(old_row) and not overwrite
+        only_last_changed = len(row) == old_len and not overwrite
         first_changed = len(row) - 1 if only_last_changed else 0
         self._rows[row_index] = row
         self._dirty[row_index] = min(
@@ -119,9 +128,8 @@ class RangeTable:
         self._staged.apply_write()
 
 
-def _appended(row: list[int], blocks: BlockRanges) -> list[int]:
-    """Return a row with more blocks, of which adjacent ones share a range."""
-    row = row.copy()
+def _extend(row: list[int], blocks: BlockRanges) -> None:
+    """Append blocks to a row; adjacent ones share a range."""
     for start, count in blocks.ranges:
         num_blocks = row[-1]
         next_id = row[-2] and row[-2] + num_blocks - row[-3] if len(row) > 2 else None
@@ -130,23 +138,46 @@ def _appended(row: list[int], blocks: BlockRanges) -> list[int]:
         else:
             row += (start, num_blocks + count)
     row[0] = len(row) // 2 - 1
-    if row[0] > 1:
-        _check_disjoint(row)
-    return row
 
 
-def _check_disjoint(row: list[int]) -> None:
-    # Two positions in one block would overwrite each other's KV.
-    end = NULL_BLOCK_ID + 1
-    for start, count in sorted(_ranges(row[1:])):
+def _with_bounds(bounds: list[int], blocks: BlockRanges) -> list[int]:
+    """Return the bounds with those of more blocks; the list may be changed.
+
+    Raises:
+        ValueError: A block would be there twice: two positions of a request would
+            overwrite each other's KV. Nothing has changed.
+
+    """
+    if len(blocks.ranges) == 1:
+        # As a decoding request grows. Bounds at odd places are ends.
+        ((start, count),) = blocks.ranges
         if start == NULL_BLOCK_ID:
-            continue
-        if start < end:
-            raise ValueError(
-                f"the block ranges of a request contradict each other: block {start} "
-                "would be in it twice"
-            )
-        end = start + count
+            return bounds
+        place = bisect_right(bounds, start)
+        if place % 2 or place != bisect_left(bounds, start + count):
+            raise _contradiction(start)
+        if place and bounds[place - 1] == start:
+            bounds[place - 1] += count
+        else:
+            bounds[place:place] = (start, start + count)
+        return bounds
+    held = list(zip(bounds[::2], bounds[1::2]))
+    held += [
+        (start, start + count)
+        for start, count in blocks.ranges
+        if start != NULL_BLOCK_ID
+    ]
+    bounds = [bound for pair in sorted(held) for bound in pair]
+    if bounds != sorted(bounds):
+        raise _contradiction(next(b for a, b in pairwise(bounds) if b < a))
+    return bounds
+
+
+def _contradiction(block_id: int) -> ValueError:
+    return ValueError(
+        f"the block ranges of a request contradict each other: block {block_id} "
+        "would be in it twice"
+    )
 
 
 def _ranges(cells: list[int]) -> Iterator[tuple[int, int]]:
