@@ -180,7 +180,12 @@ class TagmaBlockPool(BlockPool):
         self.allocator.release_blocks(_without_null(block_ids_of(ordered_blocks)))
 
     def reset_prefix_cache(self) -> bool:
-        if not super().reset_prefix_cache():
+        # Upstream's code would reset block by block. It gets to see none, since the
+        # index forgets all at once.
+        blocks, self.blocks = self.blocks, TagmaBlockList(self, ())
+        was_reset = super().reset_prefix_cache()
+        self.blocks = blocks
+        if not was_reset:
             return False
         self.index.clear()
         self.cached_block_hash_to_block = CachedBlocks(self)

@@ -25,6 +25,7 @@ from vllm.v1.core.kv_cache_utils import (
     init_none_hash,
     maybe_convert_block_hash,
 )
+from vllm.v1.core.tagma_block_list import TagmaBlock
 from vllm.v1.core.tagma_block_pool import TagmaBlockPool
 from vllm.v1.core.tagma_kv_cache_manager import (
     TagmaConnectorKVCacheManager,
@@ -424,6 +425,19 @@ def test_reset_waits_for_the_last_request_and_forgets_everything():
     rest = request_of("rest", num_free(manager) * BLOCK_SIZE)
     assert admit(manager, rest) == 0
     assert num_ranges(manager, rest) == 1
+
+
+def test_reset_does_not_walk_the_pool(monkeypatch: pytest.MonkeyPatch):
+    """A view of each block would cost half a second per million blocks."""
+    manager = make_manager(num_blocks=64)
+    request = request_of("a", 100)
+    admit(manager, request)
+    manager.free(request)
+    views = []
+    monkeypatch.setattr(TagmaBlock, "reset_hash", lambda block: views.append(block))
+    assert manager.reset_prefix_cache()
+    assert not views
+    assert len(manager.block_pool.blocks) == manager.block_pool.num_gpu_blocks
 
 
 # Running out of blocks.
