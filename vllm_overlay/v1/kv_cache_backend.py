@@ -230,9 +230,7 @@ def take_kv_cache_stats(
     """Return the selected backend's own stats of a step, as plain data."""
     if not uses_tagma(cache_config):
         return None
-    from vllm.v1.metrics.tagma_stats import take_stats
-
-    return take_stats(manager)
+    return manager.stats_source.take()  # type: ignore[attr-defined]
 
 
 def kv_cache_stat_loggers(

@@ -13,6 +13,7 @@ from vllm.v1.core.tagma_block_list import (
 )
 from vllm.v1.core.tagma_block_pool import TagmaBlockPool
 from vllm.v1.core.tagma_kv_cache_coordinator import TagmaKVCacheCoordinator
+from vllm.v1.metrics.tagma_stats import TagmaStatsSource
 from vllm.v1.request import Request, RequestStatus
 
 # Requests that have to leave the watermark free.
@@ -68,6 +69,7 @@ class TagmaKVCacheManager(KVCacheManager):
         super().__init__(*args, **kwargs)
         self._group = self.coordinator.single_type_managers[0]
         self._requests = self._group.req_to_blocks
+        self.stats_source = TagmaStatsSource(self.block_pool.allocator)
 
     def allocate_slots(
         self,

@@ -3,11 +3,9 @@
 """What the scheduler tells about the "tagma" KV cache backend at every step."""
 
 import time
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from typing import Any
 
-if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.tagma import KVAllocator
 
 SAMPLE_INTERVAL_S = 1.0
 
@@ -36,13 +34,14 @@ class TagmaStatsSource:
     of the steps.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allocator: KVAllocator) -> None:
+        self._allocator = allocator
         self._counts = dict.fromkeys(COUNTERS, 0)
         self._over_cap = 0
         self._next_sample = 0.0
 
-    def take(self, manager: "KVCacheManager") -> dict[str, Any]:
-        """Return the stats of this step, as plain data for msgpack.
+    def take(self) -> dict[str, Any]:
+        """Return what is new since the last call, as plain data for msgpack.
 
         Returns:
             `largest_extent` in blocks, `requests` and `one_range` (requests that
@@ -51,7 +50,7 @@ class TagmaStatsSource:
             of requests by class of `MOST_RANGES`).
 
         """
-        stats = manager.block_pool.allocator.stats()  # type: ignore[attr-defined]
+        stats = self._allocator.stats()
         ranges_per_request = stats["ranges_per_request"]
         taken: dict[str, Any] = {
             "largest_extent": stats["largest_extent"],
@@ -72,16 +71,6 @@ class TagmaStatsSource:
             self._next_sample = now + SAMPLE_INTERVAL_S
             taken["ranges_per_request"] = ranges_per_request
         return taken
-
-
-_sources: "WeakKeyDictionary[KVCacheManager, TagmaStatsSource]" = WeakKeyDictionary()
-
-
-def take_stats(manager: "KVCacheManager") -> dict[str, Any]:
-    """Return what is new in the manager's allocator since the last call."""
-    if (source := _sources.get(manager)) is None:
-        source = _sources[manager] = TagmaStatsSource()
-    return source.take(manager)
 
 
 def share_of_one_range(stats: dict[str, Any]) -> float:

@@ -6,7 +6,6 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 from prometheus_client import REGISTRY
@@ -107,14 +106,13 @@ def test_exported_values_are_the_allocators(factory: SchedulerFactory) -> None:
 
 def test_a_request_that_passes_the_workers_limit_is_counted_once() -> None:
     pool = KVAllocator(600, max_ranges=0)
-    manager = SimpleNamespace(block_pool=SimpleNamespace(allocator=pool))
-    source = TagmaStatsSource()
+    source = TagmaStatsSource(pool)
     pool.extend(pool.new_ranges(), 600)
     request = pool.new_ranges()
     counts = []
     for blocks in (range(0, 512, 2), [513], [515]):
         pool.acquire(request, list(blocks))
-        counts.append(source.take(manager)["cap_events"])
+        counts.append(source.take()["cap_events"])
     assert counts == [0, 1, 0]
 
 
