@@ -84,7 +84,10 @@ lock: $(READY) ## the environments' lock files, from the package index
 lint: $(READY) ## ruff and mypy
 	$(TOOLS) test lint
 
-clean: ## all of build/ but the copies of dropped edits
+clean: ## all of build/ but the copies of dropped edits; not in the middle of a rebase
+	@[ ! -e build/rebase/journal.json ] || { echo "build/rebase has your edits:" \
+	  "end the rebase by $(TOOLS) rebase --continue, or --abort, which keeps" \
+	  "a copy of them" >&2; exit 1; }
 	find build -mindepth 1 -maxdepth 1 ! -name dropped -exec rm -rf {} +
 
 # Under a lock: a second make waits, and then finds the work done.

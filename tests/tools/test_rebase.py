@@ -13,7 +13,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from conftest import CORE, FILES, HEADER, Checkout, make_sdist, tree_id
+from conftest import CORE, FILES, HEADER, REPOSITORY, Checkout, make_sdist, tree_id
 
 from tools import atomic, fault
 from tools.carry.journal import Journal, Phase
@@ -424,6 +424,21 @@ def test_abort_keeps_a_copy_of_the_users_edits(checkout: Checkout) -> None:
     assert "777" in kept.read_text()
     assert state(checkout) == before
     assert not (checkout.project.build / "rebase").exists()
+
+
+def test_make_clean_waits_for_the_end_of_a_rebase(checkout: Checkout) -> None:
+    root = checkout.project.root
+    command = ["make", "-C", root, "-f", REPOSITORY / "Makefile", "clean"]
+    release(checkout, CONFLICT)
+    start(checkout)
+    resolve(checkout, "total += 777")
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "--abort" in refused.stderr.splitlines()[0]
+    assert "777" in (work(checkout) / "vllm/core.py").read_text()
+    (kept,) = abort(checkout)
+    subprocess.run(command, check=True)
+    assert list(checkout.project.build.iterdir()) == [kept.parent]
 
 
 def test_abort_keeps_a_copy_of_resolutions_made_before(checkout: Checkout) -> None:
