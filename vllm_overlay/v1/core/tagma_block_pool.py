@@ -5,6 +5,7 @@
 from collections.abc import Iterable, Sequence
 
 from vllm.tagma import KVAllocator, PrefixIndex
+from vllm.v1.block_ranges import NULL_BLOCK_ID
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
@@ -14,7 +15,6 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.tagma_block_list import (
     GROUP_ID,
-    NULL_BLOCK_ID,
     ReversedRequestBlocks,
     TagmaBlock,
     TagmaBlockList,
