@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.v1.core.scheduler_driver import write_model_config
 from vllm.config import CacheConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.triton_utils import HAS_TRITON
@@ -45,21 +46,7 @@ pytestmark = [
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    """The configuration of a small Llama; weights are not needed here."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "vocab_size": 128,
-        "max_position_embeddings": 2048,
-        "torch_dtype": "float32",
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    return str(tmp_path)
+    return write_model_config(tmp_path)
 
 
 def make_config(model: str, **kwargs) -> VllmConfig:
