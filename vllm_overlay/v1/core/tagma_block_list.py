@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from vllm.tagma import BlockIds, KVRanges
     from vllm.v1.core.tagma_block_pool import TagmaBlockPool
 
-# Fewer ids are sent to the workers faster as a list.
+# Fewer ids are sent to the workers faster as a list, and so are more in short ranges.
 _FEW_BLOCKS = 16
+_IDS_PER_RANGE = 2
 # There is one KV cache group, so its id is no part of the keys of the index.
 GROUP_ID = 0
 
@@ -186,7 +187,11 @@ def block_ids_of(blocks: Iterable[KVCacheBlock]) -> list[int]:
 
 def sendable_ids_of(blocks: Sequence[KVCacheBlock]) -> Sequence[int]:
     """Return the ids of `blocks` in the form that costs least to send."""
-    if isinstance(blocks, TagmaRangeList) and len(blocks) > _FEW_BLOCKS:
+    if (
+        isinstance(blocks, TagmaRangeList)
+        and len(blocks) > _FEW_BLOCKS
+        and len(blocks) > _IDS_PER_RANGE * blocks.ranges.num_ranges
+    ):
         return BlockRanges(blocks.ranges.ranges())
     return block_ids_of(blocks)
 

@@ -42,6 +42,20 @@ def test_few_blocks_are_sent_as_a_list(allocator: KVAllocator):
     assert type(sent) is list
 
 
+@pytest.mark.parametrize(("length", "form"), [(1, list), (2, list), (3, BlockRanges)])
+def test_short_ranges_are_sent_as_a_list(
+    allocator: KVAllocator, length: int, form: type
+):
+    """They would take three times the bytes, and no less time."""
+    blocks = held(allocator, 0)
+    first, count = allocator.allocate(400)
+    for start in range(first, first + count - length, length + 1):
+        allocator.acquire(blocks.ranges, range(start, start + length))
+    (sent,) = TagmaKVCacheBlocks((blocks,)).get_block_ids()
+    assert type(sent) is form
+    assert sent == blocks.block_ids()
+
+
 def test_what_is_sent_does_not_grow_with_the_request(allocator: KVAllocator):
     """With one process the worker reads the very object, at a later time."""
     blocks = held(allocator, 100)
