@@ -6,7 +6,9 @@ from fnmatch import fnmatchcase
 
 from tools.errors import ToolError
 from tools.export import Step, slug
+from tools.git import Repository
 from tools.outcome import Outcome
+from tools.patch import Hunk, split_lines
 from tools.refresh import header
 from tools.rewrite import Rewritten, merge, rewrite
 from tools.stack import Stack
@@ -52,38 +54,79 @@ def rename(stack: Stack, number: int, name: str) -> Rewritten:
 
 
 def split(
-    stack: Stack, number: int, globs: tuple[str, ...], subject: str, description: str
+    stack: Stack, number: int, parts: tuple[str, ...], subject: str, description: str
 ) -> Rewritten:
-    """Move some files of a patch to a new patch behind it.
+    """Move some files and hunks of a patch to a new patch behind it.
 
     Args:
         stack: The series.
         number: The patch's place, from 1.
-        globs: Which files, as paths or shell patterns.
+        parts: Which ones, as paths, hunks (`PATH:2` is a path's second) or shell
+            patterns of either.
         subject: Of the new patch.
         description: Why the new patch is needed.
 
     Raises:
-        ToolError: None or all of the patch's files are named.
+        ToolError: None or all of the patch is named, or a part is none of it.
     """
     steps = stack.steps
     step = steps[number - 1]
-    files = stack.repository.paths_between(step.before, step.after)
-    chosen = {path for path in files if any(fnmatchcase(path, g) for g in globs)}
-    if not chosen or chosen == files:
-        raise ToolError(
-            Outcome.USAGE,
-            f"{'all' if chosen else 'no'} files of {step.patch.name} are named",
-            ("Name some of them",),
-            tuple(sorted(files)),
-        )
-    middle = stack.repository.tree_with(step.after, step.before, chosen)
+    middle = _without(stack.repository, step, parts)
     patch = header(stack, subject, description, step.patch.fields["From"])
     steps[number - 1 : number] = [
         replace(step, after=middle),
         Step(patch, middle, step.after),
     ]
     return rewrite(stack.tree, steps, stack.position + (number <= stack.position))
+
+
+def _without(repository: Repository, step: Step, parts: tuple[str, ...]) -> str:
+    """Return the tree of a step without some of its files and hunks.
+
+    Raises:
+        ToolError: All of them are named, or a part names none.
+    """
+    paths = sorted(repository.paths_between(step.before, step.after))
+    hunks: dict[str, dict[str, Hunk]] = {path: {} for path in paths}
+    for hunk in step.patch.hunks():
+        of_path = hunks[hunk.path]
+        of_path[f"{hunk.path}:{len(of_path) + 1}"] = hunk
+    names = [name for path, of_path in hunks.items() for name in (path, *of_path)]
+    named = {part: {n for n in names if fnmatchcase(n, part)} for part in parts}
+    chosen = set().union(*named.values())
+    tree, files = step.after, set()
+    for path, of_path in hunks.items():
+        stay = [hunk for name, hunk in of_path.items() if name not in chosen]
+        if path in chosen or (of_path and not stay):
+            files.add(path)
+        elif len(stay) < len(of_path):
+            tree = _with_hunks(repository, step, tree, path, stay)
+    tree = repository.tree_with(tree, step.before, files)
+    unknown = [part for part, found in named.items() if not found]
+    if unknown or tree == step.before:
+        what = f"no part is named {unknown[0]} in" if unknown else "that is all of"
+        raise ToolError(
+            Outcome.USAGE,
+            f"{what} {step.patch.name}",
+            ("Name some of it",),
+            tuple(names),
+        )
+    return tree
+
+
+def _with_hunks(
+    repository: Repository, step: Step, tree: str, path: str, hunks: list[Hunk]
+) -> str:
+    """Return a tree with the file as before a step, changed by some of its hunks."""
+    before = repository.git("cat-file", "blob", f"{step.before}:{path}").stdout
+    lines = split_lines(before)
+    for hunk in reversed(hunks):
+        first = hunk.start - 1
+        lines[first : first + len(hunk.old_lines)] = hunk.new_lines
+    blob = repository.git("hash-object", "-w", "--stdin", stdin=b"".join(lines)).text
+    mode = repository.git("ls-tree", tree, "--", path).text.partition(" ")[0]
+    entry = f"{mode} {blob}\t{path}\0".encode("utf-8", "surrogateescape")
+    return repository.tree_with_entries(tree, entry)
 
 
 def fold(stack: Stack, number: int, into: int) -> Rewritten:

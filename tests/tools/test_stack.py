@@ -510,6 +510,52 @@ def test_split_by_files_and_fold_give_the_tree_back(four: Checkout) -> None:
 
 
 @pytest.mark.parametrize(
+    ("parts", "moved"),
+    [
+        (["alike.txt:1"], {"one"}),
+        (["alike.txt:[23]"], {"two", "three"}),
+        (["alike.txt:3", "added.md"], {"three", "added"}),
+        (["alike.txt:1", "*:2", "*:3"], {"one", "two", "three"}),
+    ],
+)
+def test_split_by_hunks_moves_just_those(
+    four: Checkout, parts: list[str], moved: set[str]
+) -> None:
+    """The lines around each are alike, and the first hunk shifts the others."""
+    alike = four.project.tree / "alike.txt"
+    block = ["begin", "", "", "", "end"]
+    four.tools("edit", "1")
+    alike.write_text("\n".join(block * 5))
+    four.tools("refresh")
+    four.tools("push", "--all")
+    lines = block * 5
+    lines[22] = "three"  # of the last block, without a line end behind it
+    lines[12:14] = ["two"]
+    lines[2:2] = ["one"] * 5
+    alike.write_text("\n".join(lines))
+    (four.project.tree / "added.md").write_text("added\n")
+    four.tools("new", "docs: all")
+    tree = four.files()
+    four.tools("split", "docs-all", *parts, "--subject", "docs: some")
+    assert four.files() == tree
+    in_step(four)
+
+    def added(patch: str) -> set[str]:
+        lines = data(four, "show", patch)["diff"].splitlines()
+        return {line[1:] for line in lines if line[0] == "+" and line[1] != "+"}
+
+    assert added("docs-some") == moved
+    assert added("docs-all") == {"one", "two", "three", "added"} - moved
+
+
+def test_split_names_the_parts_there_are(four: Checkout) -> None:
+    refused = four.tools("split", "1", "vllm/core.py:2", "--subject", "x", code=2)
+    assert "no part is named vllm/core.py:2 in 0001-count.patch" in refused.stderr
+    assert "vllm/core.py:1" in refused.stderr
+    four.tools("split", "1", "vllm/core.py:1", "--subject", "x", code=2)
+
+
+@pytest.mark.parametrize(
     "patch, into", [("4", "1"), ("1", "4"), ("2", "1"), ("1", "2")]
 )
 def test_fold_keeps_the_final_tree(four: Checkout, patch: str, into: str) -> None:

@@ -9,7 +9,7 @@ from tools.reshape import split
 
 @click.command("split")
 @patch_argument
-@click.argument("files", nargs=-1, required=True)
+@click.argument("parts", nargs=-1, required=True)
 @click.option("--subject", required=True, help="Of the new patch.")
 @click.option("--why", default="", help="The new patch's description.")
 @json_option
@@ -17,20 +17,21 @@ from tools.reshape import split
 def command(
     settings: Settings,
     patch: str,
-    files: tuple[str, ...],
+    parts: tuple[str, ...],
     subject: str,
     why: str,
     as_json: bool,
 ) -> None:
-    """Move FILES of PATCH to a new patch right behind it.
+    """Move PARTS of PATCH to a new patch right behind it.
 
-    FILES are paths in the tree or shell patterns. To split inside a file: `edit` the
-    patch, take the lines out, `refresh`, put them back, `new`.
+    PARTS are paths in the tree, hunks, or shell patterns: vllm/envs.py:2 is the second
+    hunk of a file. To split inside a hunk: `edit` the patch, take the lines out,
+    `refresh`, put them back, `new`.
 
     Example: python -m tools split 6 'vllm/config/*' --subject "config: add it"
     """
     with open_stack(settings.project) as stack:
         number = stack.find(patch)
-        done = split(stack, number, files, subject, why)
+        done = split(stack, number, parts, subject, why)
         message = f"split {stack.names[number - 1]}"
         show_rewritten("split", message, done, as_json, settings.project)
