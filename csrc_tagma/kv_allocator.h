@@ -5,9 +5,9 @@
 //
 // A pool of `num_blocks` KV blocks; a request holds its blocks as few
 // contiguous ranges. Two kinds of reference are counted apart: any number of
-// request references and at most one cache reference (the block is in the
-// prefix cache). With neither, a block is free; with the cache reference only,
-// it is cache-only and may be evicted.
+// request references (to BlockReferences::kMostRequests) and at most one cache
+// reference (the block is in the prefix cache). With neither, a block is free;
+// with the cache reference only, it is cache-only and may be evicted.
 //
 // Between the blocks that requests hold lie runs. A run without cache-only
 // blocks is a free extent; any other is a mixed run, of free extents and
@@ -27,6 +27,8 @@
 #include <string>
 #include <vector>
 
+#include "block_array.h"
+#include "block_references.h"
 #include "eviction_queue.h"
 #include "extent_set.h"
 #include "kv_ranges.h"
@@ -67,10 +69,8 @@ class KVAllocator {
         max_ranges_(max_ranges),
         placement_(num_blocks),
         refs_(num_blocks),
-        cached_(num_blocks),
-        headroom_(num_blocks),
-        chain_next_(num_blocks),
-        chain_prev_(num_blocks),
+        demands_(num_blocks),
+        chains_(num_blocks),
         free_(num_blocks),
         mixed_(num_blocks),
         mixed_starts_(num_blocks),
@@ -110,9 +110,9 @@ class KVAllocator {
   bool contains(int64_t block) const {
     return block >= 0 && block < num_blocks_;
   }
-  bool is_cached(int32_t block) const { return cached_[block] != 0; }
-  bool is_held(int32_t block) const { return refs_[block] > 0; }
-  int32_t ref_count(int32_t block) const { return refs_[block]; }
+  bool is_cached(int32_t block) const { return refs_.is_cached(block); }
+  bool is_held(int32_t block) const { return refs_.is_held(block); }
+  int32_t ref_count(int32_t block) const { return refs_.num_requests(block); }
 
   // Blocks evicted by extend() and allocate() since clear_evicted(), in order.
   const std::vector<int32_t>& evicted() const { return evicted_; }
@@ -149,29 +149,18 @@ class KVAllocator {
   // O(1) for each range added and each block taken or evicted. Fails for the
   // cap only if no choice of ranges would stay below it; lengths are known to
   // 1/32 there, see ExtentSet::longest().
-  Result extend(RangeList* request, int64_t count,
-                RangeList* appended = nullptr) {
-    if (count < 1) {
-      return {Status::kBadCount, count};
-    }
-    const int64_t rounded = align_up(count);
-    if (!request->empty()) {
+  [[gnu::always_inline]] inline Result extend(RangeList* request, int64_t count,
+                                              RangeList* appended = nullptr) {
+    // A request that decodes needs one block at a time.
+    if (count == 1 && alignment_ == 1 && !request->empty()) {
       const int32_t end = request->ranges_.back().end();
       const int32_t behind = free_.length_from(end);
-      if (behind >= rounded && is_run(end)) {
-        grow_in_place(request, static_cast<int32_t>(rounded), end, behind,
-                      appended);
+      if (behind > 0 && is_run(end)) {
+        grow_in_place(request, 1, end, behind, appended);
         return {};
       }
     }
-    if (rounded > available_) {
-      return {Status::kOutOfBlocks, available_};
-    }
-    const auto n = static_cast<int32_t>(rounded);
-    if (appended != nullptr) {
-      appended->clear();
-    }
-    return extend_further(request, n, appended);
+    return extend_by(request, count, appended);
   }
 
   // Tells that after the next extend(), `count` blocks are sure to follow, such
@@ -199,9 +188,7 @@ class KVAllocator {
     if (!retained.ok()) {
       return retained;
     }
-    if (!request->empty()) {
-      headroom_[request->ranges_.back().end() - 1] = 0;
-    }
+    withdraw_demand(*request);
     for (const Range& range : blocks.ranges_) {
       request->append(range);
     }
@@ -216,9 +203,9 @@ class KVAllocator {
     }
     if (blocks.num_ranges() == 1) {
       const Range& range = blocks.ranges_.front();
-      int32_t* refs = &refs_[range.start];
-      if (Counters::all_positive_and_small(refs, range.count)) {
-        Counters::add(refs, range.count, 1);
+      const int32_t requests = refs_.num_requests(range.start);
+      if (requests > 0 && requests < BlockReferences::kMostRequests &&
+          refs_.add_if_alike(range, 1)) {
         return {};
       }
     }
@@ -246,6 +233,7 @@ class KVAllocator {
       }
     }
     if (is_chain) {
+      withdraw_demand(*blocks);
       placement_.observe(blocks->grown_);
       --stats_.ranges_per_request[blocks->bucket_];
       --stats_.requests;
@@ -294,7 +282,7 @@ class KVAllocator {
       const BlockKey& key = *keys++;
       const int32_t at = position++;
       if (!is_cached(b)) {
-        cached_[b] = 1;
+        refs_.cache(b);
         ++*cached;
       } else if (index_->key_of(b) == key) {
         return true;
@@ -353,8 +341,9 @@ class KVAllocator {
   int64_t count_unreferenced(const RangeList& blocks) const {
     int64_t count = 0;
     for (const Range& range : blocks.ranges_) {
-      const int32_t* refs = &refs_[range.start];
-      count += std::count(refs, refs + range.count, 0);
+      for_each_alike(range, [&](Range alike) {
+        count += is_held(alike.start) ? 0 : alike.count;
+      });
     }
     return count;
   }
@@ -365,13 +354,13 @@ class KVAllocator {
     if (index_ != nullptr) {
       return {Status::kIndexed, block};
     }
-    if (refs_[block] == 0) {
+    if (!is_held(block)) {
       return {Status::kBlockNotHeld, block};
     }
     if (is_cached(block)) {
       return {Status::kAlreadyCached, block};
     }
-    cached_[block] = 1;
+    refs_.cache(block);
     return {};
   }
 
@@ -384,7 +373,7 @@ class KVAllocator {
     if (index_ != nullptr) {
       index_->erase(block);
     }
-    if (refs_[block] > 0) {
+    if (is_held(block)) {
       return {};
     }
     const Range run = run_of(block);
@@ -412,10 +401,28 @@ class KVAllocator {
     Range range{0, 0};
     int32_t anchor = 0;
     float cost = 0;
+    Range run{0, 0};  // The mixed run that it is in, if known.
+    int32_t hand =
+        kNoSegment;  // Where the next search for old segments begins.
   };
 
+  // For room behind a request; counts if the block is held. Zero: of none.
+  struct Demand {
+    int32_t grown_plus_one;  // Blocks it has grown by, see growth().
+    int32_t expected;        // Blocks that are sure to follow.
+  };
+
+  // The blocks at which a chain of cached blocks goes on from a block and comes
+  // from, plus one; 0 for none.
+  struct Chain {
+    int32_t next;
+    int32_t prev;
+  };
+
+  static constexpr int32_t kNoSegment = EvictionQueue::kNone;
+
   static Window window_at(Range range, int32_t anchor) {
-    return {range, anchor, 0};
+    return {range, anchor, 0, {0, 0}, kNoSegment};
   }
 
   int64_t align_up(int64_t count) const {
@@ -448,9 +455,7 @@ class KVAllocator {
   // ---- Groups: aligned, the smallest unit of an extent or a run. With
   // alignment 1 a group is the block itself. ----
 
-  bool is_idle(int32_t block) const {
-    return refs_[block] == 0 && cached_[block] == 0;
-  }
+  bool is_idle(int32_t block) const { return refs_.is_idle(block); }
 
   bool is_group_idle(int32_t start) const {
     for (int32_t b = start; b < start + alignment_; ++b) {
@@ -464,7 +469,7 @@ class KVAllocator {
   bool is_group_held(int32_t block) const {
     const int32_t start = align_down(block);
     for (int32_t b = start; b < start + alignment_; ++b) {
-      if (refs_[b] > 0) {
+      if (is_held(b)) {
         return true;
       }
     }
@@ -523,7 +528,7 @@ class KVAllocator {
   // Adds a run that is nowhere but perhaps in `free_`: as a mixed one unless it
   // is one free extent.
   void add_run(Range run) {
-    if (run.count > 0 && free_.length_from(run.start) != run.count) {
+    if (run.count > 0 && !is_extent(run)) {
       mixed_.insert(run);
       mixed_starts_.insert(run.start);
     }
@@ -551,17 +556,44 @@ class KVAllocator {
   // blocks one request reference each. reserve_evicted() comes first.
   void take(const Window& window) {
     const Range range = window.range;
-    const Range run = run_of(range.start);
+    const Range run = window.run.count > 0 ? window.run : run_of(range.start);
     if (run.count == 0) {
       free_.cut({window.anchor, free_.length_from(window.anchor)}, range);
-    } else {
-      drop_run(run);
-      clear_out(window);
-      add_run({run.start, range.start - run.start});
-      add_run({range.end(), run.end() - range.end()});
+      hold(range);
+      return;
     }
+    if (window.hand != kNoSegment) {
+      queue_.set_hand(window.hand);
+    }
+    clear_out(window);
+    split_run(run, range);
     hold(range);
     evict_orphans();
+  }
+
+  // Takes `range` out of the mixed run that it is in.
+  void split_run(Range run, Range range) {
+    mixed_.cut(run, range);
+    const Range behind{range.end(), run.end() - range.end()};
+    if (run.start == range.start) {
+      mixed_starts_.erase(run.start);
+    } else if (const Range before{run.start, range.start - run.start};
+               is_extent(before)) {
+      drop_run(before);
+    }
+    if (behind.count == 0) {
+      return;
+    }
+    if (is_extent(behind)) {
+      mixed_.remove(behind);
+    } else {
+      mixed_starts_.insert(behind.start);
+    }
+  }
+
+  // Whether the run is one free extent.
+  bool is_extent(Range run) const {
+    return free_.length_from(run.start) == run.count;
   }
 
   // Removes all that is free or cache-only in the range. A chain that is cut
@@ -573,7 +605,7 @@ class KVAllocator {
     int32_t next = 0;
     for (int32_t b = window.anchor; b < range.end(); b = next) {
       const int32_t free = free_.length_from(b);
-      const int32_t cached = free > 0 ? 0 : queue_.length_from(b);
+      const int32_t cached = free > 0 ? 0 : queue_.range(queue_.from(b)).count;
       next = b + std::max({free, cached, 1});
       const int32_t start = std::max(b, range.start);
       if (free > 0) {
@@ -594,12 +626,11 @@ class KVAllocator {
   // that go on from it.
   void evict(Range part) {
     queue_.remove(part);
-    if (!Counters::all_equal(&chain_next_[part.start], part.count, 0)) {
+    refs_.set(part, 0, false);
+    if (has_chains(part)) {
       note_orphans(part);
+      std::fill_n(&chains_[part.start], part.count, Chain{});
     }
-    std::fill_n(&cached_[part.start], part.count, uint8_t{0});
-    Counters::fill(&chain_next_[part.start], part.count, 0);
-    Counters::fill(&chain_prev_[part.start], part.count, 0);
     const size_t first = evicted_.size();
     evicted_.resize(first + part.count);
     for (int32_t i = 0; i < part.count; ++i) {
@@ -610,6 +641,19 @@ class KVAllocator {
         index_->evict(b);
       }
     }
+  }
+
+  // Whether anything is noted of chains at any of the blocks. Writing pages for
+  // the first time that are not needed costs more than looking.
+  bool has_chains(Range part) const {
+    const Chain* const chains = &chains_[part.start];
+    uint64_t any = 0;
+    for (const Chain* chain = chains; chain != chains + part.count; ++chain) {
+      uint64_t both;
+      std::memcpy(&both, chain, sizeof(both));
+      any |= both;
+    }
+    return any != 0;
   }
 
   void note_orphans(Range part) {
@@ -626,10 +670,10 @@ class KVAllocator {
     while (!orphans_.empty()) {
       const int32_t first = orphans_.back();
       orphans_.pop_back();
-      if (!is_cached(first) || refs_[first] > 0) {
+      if (!is_cached(first) || is_held(first)) {
         continue;
       }
-      const Range segment = queue_.segment_of(first);
+      const Range segment = queue_.range(queue_.find(first));
       const Range rest{first, segment.end() - first};
       const Range run = run_of(first);
       drop_run(run);
@@ -641,26 +685,25 @@ class KVAllocator {
   }
 
   void uncache_block(int32_t block) {
-    cached_[block] = 0;
-    chain_next_[block] = 0;
-    chain_prev_[block] = 0;
+    refs_.uncache(block);
+    chains_[block] = {};
   }
 
   void link_chain(int32_t block, int32_t next) {
     if (is_cached(block) && is_cached(next)) {
-      chain_next_[block] = next + 1;
-      chain_prev_[next] = block + 1;
+      chains_[block].next = next + 1;
+      chains_[next].prev = block + 1;
     }
   }
 
   // The block in another range that goes on from `block`, or kNoBlock.
   int32_t chain_after(int32_t block) const {
-    const int32_t next = chain_next_[block] - 1;
-    return next >= 0 && chain_prev_[next] == block + 1 ? next : kNoBlock;
+    const int32_t next = chains_[block].next - 1;
+    return next >= 0 && chains_[next].prev == block + 1 ? next : kNoBlock;
   }
 
   void hold(Range range) {
-    Counters::fill(&refs_[range.start], range.count, 1);
+    refs_.set(range, 1, false);
     available_ -= range.count;
     stats_.held_blocks += range.count;
   }
@@ -711,8 +754,8 @@ class KVAllocator {
     return ranges;
   }
 
-  // The part of extend() that nearly every call comes to: the next `n` of the
-  // `behind` free blocks behind the request, which are a run.
+  // Takes the next `n` of the `behind` free blocks behind the request, which
+  // are a run.
   [[gnu::always_inline]] inline void grow_in_place(RangeList* request,
                                                    int32_t n, int32_t end,
                                                    int32_t behind,
@@ -722,25 +765,43 @@ class KVAllocator {
     }
     free_.cut_front({end, behind}, n);
     hold({end, n});
+    demands_[end - 1] = {};
     request->lengthen(n);
-    headroom_[end - 1] = 0;
-    request->grown_ = growth(*request, n);
-    headroom_[end + n - 1] = wanted_headroom(*request, request->grown_);
+    place_demand(request, n, end + n - 1);
     if (request->bucket_ == RangeList::kNoBucket) {
       track(request);
     }
   }
 
-  // The part of extend() for what is not just free behind the request.
-  [[gnu::noinline]] Result extend_further(RangeList* request, int32_t n,
-                                          RangeList* appended) {
+  // The part of extend() for more than one block, or for what is not just free
+  // behind the request.
+  [[gnu::noinline]] Result extend_by(RangeList* request, int64_t count,
+                                     RangeList* appended) {
+    if (count < 1) {
+      return {Status::kBadCount, count};
+    }
+    const int64_t rounded = align_up(count);
+    if (rounded > available_) {
+      return {Status::kOutOfBlocks, available_};
+    }
+    const auto n = static_cast<int32_t>(rounded);
     if (request->empty()) {
+      if (appended != nullptr) {
+        appended->clear();
+      }
       return extend_empty(request, n, appended);
     }
     const int32_t end = request->ranges_.back().end();
-    if (free_.length_from(end) < n &&
-        (has_room(n, wanted_headroom(*request, growth(*request, n))) ||
-         reach(end, n) < n)) {
+    const int32_t behind = free_.length_from(end);
+    if (behind >= n && is_run(end)) {
+      grow_in_place(request, n, end, behind, appended);
+      return {};
+    }
+    if (appended != nullptr) {
+      appended->clear();
+    }
+    if (behind < n &&
+        (has_room(n, headroom_after(*request, n)) || reach(end, n) < n)) {
       return extend_by_windows(request, n, end - 1, Window(), appended);
     }
     reserve_evicted();
@@ -756,7 +817,7 @@ class KVAllocator {
   // The part of extend() for a request's first blocks: mostly one window.
   Result extend_empty(RangeList* request, int32_t n, RangeList* appended) {
     Window window;
-    const int32_t headroom = wanted_headroom(*request, growth(*request, n));
+    const int32_t headroom = headroom_after(*request, n);
     if (!find_window(n, headroom, &window) || window.range.count < n) {
       return extend_by_windows(request, n, kNoBlock, window, appended);
     }
@@ -822,7 +883,7 @@ class KVAllocator {
     if (first > 0) {
       append(window_at({end, first}, end));
     }
-    const int32_t headroom = wanted_headroom(*request, growth(*request, n));
+    const int32_t headroom = headroom_after(*request, n);
     bool may_choose = true;
     for (int chosen = 0; left > 0; ++chosen) {
       Window window = chosen == 0 ? found : Window();
@@ -848,12 +909,24 @@ class KVAllocator {
   // Notes that `request`, whose last block was `last`, got `count` blocks.
   void grew(RangeList* request, int32_t count, int32_t last) {
     if (last != kNoBlock) {
-      headroom_[last] = 0;
+      demands_[last] = {};
     }
-    request->grown_ = growth(*request, count);
-    headroom_[request->ranges_.back().end() - 1] =
-        wanted_headroom(*request, request->grown_);
+    place_demand(request, count, request->ranges_.back().end() - 1);
     track(request);
+  }
+
+  // Notes at the `last` block of `request`, which got `count` blocks, what room
+  // it wants behind it. What that comes to is found when it is asked for.
+  [[gnu::always_inline]] inline void place_demand(RangeList* request,
+                                                  int32_t count, int32_t last) {
+    request->grown_ = growth(*request, count);
+    demands_[last] = {request->grown_ + 1, request->expected_};
+  }
+
+  void withdraw_demand(const RangeList& request) {
+    if (!request.empty()) {
+      demands_[request.ranges_.back().end() - 1] = {};
+    }
   }
 
   // What `request` has grown by once it gets `count` blocks; its first ones do
@@ -866,10 +939,16 @@ class KVAllocator {
     return request.grown_ + (grows ? count : 0);
   }
 
-  // Behind the last block of `request`, which will have grown by `grown`.
-  int32_t wanted_headroom(const RangeList& request, int32_t grown) const {
-    return std::min(request.expected_, available_) +
+  // Blocks wanted behind a request that has grown by `grown`, of which
+  // `expected` are sure to follow.
+  int32_t wanted_headroom(int32_t grown, int32_t expected) const {
+    return std::min(expected, available_) +
            placement_.headroom(grown, available_, stats_.requests);
+  }
+
+  // The same behind `request`, once it gets `count` blocks.
+  int32_t headroom_after(const RangeList& request, int32_t count) const {
+    return wanted_headroom(growth(request, count), request.expected_);
   }
 
   // Keeps the histogram up to date with the request's number of ranges.
@@ -923,8 +1002,8 @@ class KVAllocator {
     if (const int32_t n = free_.length_from(block); n > 0) {
       return {{block, n}, 0, 0};
     }
-    if (const int32_t n = queue_.length_from(block); n > 0) {
-      return segment_piece({block, n});
+    if (const int32_t id = queue_.from(block); id != kNoSegment) {
+      return segment_piece(id);
     }
     return loose_piece(block);
   }
@@ -933,31 +1012,32 @@ class KVAllocator {
     if (const int32_t n = free_.length_to(block); n > 0) {
       return {{block - n, n}, 0, 0};
     }
-    if (const int32_t n = queue_.length_to(block); n > 0) {
-      return segment_piece({block - n, n});
+    if (const int32_t id = queue_.to(block); id != kNoSegment) {
+      return segment_piece(id);
     }
     return loose_piece(block - 1);
   }
 
-  Piece segment_piece(Range segment) const {
+  Piece segment_piece(int32_t id) const {
+    const Range segment = queue_.range(id);
     if (alignment_ > 1 && is_group_held(segment.start)) {
       return {};
     }
-    Piece piece{segment, cost_at(segment.start), 0};
+    Piece piece{segment, cost_of(id), 0};
     int32_t next = chain_after(segment.end() - 1);
     for (int i = 0; i < Placement::kChain && next != kNoBlock; ++i) {
-      if (!is_cached(next) || refs_[next] > 0) {
+      if (!is_cached(next) || is_held(next)) {
         break;
       }
-      const Range rest = queue_.segment_of(next);
-      piece.chain_cost +=
-          cost_at(rest.start) * static_cast<float>(rest.end() - next);
-      next = chain_after(rest.end() - 1);
+      const int32_t rest = queue_.find(next);
+      const int32_t end = queue_.range(rest).end();
+      piece.chain_cost += cost_of(rest) * static_cast<float>(end - next);
+      next = chain_after(end - 1);
     }
     return piece;
   }
 
-  float cost_at(int32_t segment) const {
+  float cost_of(int32_t segment) const {
     return Placement::block_cost(queue_.recency(segment));
   }
 
@@ -986,40 +1066,113 @@ class KVAllocator {
         (fits && (window->cost == 0 || has_room(count, own)))) {
       return window->range.count > 0;
     }
-    if (const Piece oldest = piece_from(queue_.oldest());
-        oldest.range.count >= count) {
-      choose_around(oldest, count, own, &choice);
-      if (window->range.count == count && window->cost < Placement::kCheap) {
+    int32_t hand = queue_.hand(Placement::kOld);
+    int32_t passed = hand;
+    if (choose_old_end(count, own, &passed, &choice) ||
+        !choose_around_old(count, own, &hand, &choice)) {
+      hand = passed;
+    }
+    if (!is_good(choice, count)) {
+      choose_shortest_runs(count, own, &choice);
+      choose_longest_extents(count, own, &choice);
+    }
+    window->hand = hand;
+    return window->range.count > 0;
+  }
+
+  // Chooses from the ends of old segments from `hand` on, which moves on to one
+  // that is good enough, or beyond all that it looked at. Returns whether there
+  // is one: that is how most searches end.
+  bool choose_old_end(int32_t count, int32_t own, int32_t* hand,
+                      Choice* choice) const {
+    for (int i = 0; i < Placement::kEnds && *hand != kNoSegment;
+         ++i, *hand = queue_.after(*hand)) {
+      const Piece seed = segment_piece(*hand);
+      if (seed.block_cost > Placement::block_cost(Placement::kOld)) {
+        break;
+      }
+      choose_end(seed, count, own, choice);
+      if (is_good(*choice, count)) {
         return true;
       }
     }
-    choose_shortest_runs(count, own, &choice);
+    return false;
+  }
+
+  // The same with all windows around old segments.
+  bool choose_around_old(int32_t count, int32_t own, int32_t* hand,
+                         Choice* choice) const {
+    for (int i = 0; i < Placement::kSeeds && *hand != kNoSegment;
+         ++i, *hand = queue_.after(*hand)) {
+      const Piece piece = segment_piece(*hand);
+      const int32_t evicted = std::min(piece.range.count, count);
+      if (evicted == 0) {
+        continue;  // In no run.
+      }
+      if (Placement::score(piece.cost(evicted), count) >= choice->score) {
+        break;  // Later ones were used more recently.
+      }
+      if (may_win({piece.range.start, evicted}, count, *choice)) {
+        choose_around(piece, count, own, choice);
+        if (is_good(*choice, count)) {
+          return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  static bool is_good(const Choice& choice, int32_t count) {
+    return choice.window->range.count == count &&
+           choice.window->cost < Placement::kCheap;
+  }
+
+  // Chooses the end of `seed`, if that is all that needs to be taken. What goes
+  // on from the window is lost, so that is where the headroom is best.
+  void choose_end(const Piece& seed, int32_t count, int32_t own,
+                  Choice* choice) const {
+    if (seed.range.count < count || alignment_ > 1) {
+      return;
+    }
+    const Range run = run_of(seed.range.start);
+    own = run.count > count ? own : 0;  // There is no choice.
+    const int32_t end = seed.range.end();
+    const int32_t inside =
+        std::clamp(own - free_.length_from(end), 0, seed.range.count - count);
+    Window window = window_at({end - inside - count, count}, seed.range.start);
+    window.run = run;
+    window.cost = seed.cost(count + inside) + room_cost(window, own);
+    const int32_t limit = window.range.end() + own;
+    int32_t next = end;
+    for (int hop = 0; hop < Placement::kHops && next < limit; ++hop) {
+      const Piece piece = piece_from(next);
+      if (piece.range.count == 0) {
+        break;
+      }
+      next = piece.range.end();
+      const int32_t beyond = std::max(next - limit, 0);
+      window.cost += piece.cost(piece.range.count - beyond) / 2;
+    }
+    choose(window, choice);
+  }
+
+  // Of the headroom that a window in a run takes or lacks.
+  float room_cost(const Window& window, int32_t own) const {
+    const Range run = window.run;
+    return Placement::room_cost(window.range.start - run.start,
+                                reserved_before(run.start)) +
+           Placement::room_cost(run.end() - window.range.end(), own);
+  }
+
+  void choose_longest_extents(int32_t count, int32_t own,
+                              Choice* choice) const {
     ExtentSet::Cursor at = free_.top();
     for (int i = 0; i < Placement::kFreeSeeds && !at.at_end();
          ++i, at = free_.after(at)) {
-      if (const Range extent = free_.at(at); may_win(extent, count, choice)) {
-        choose_around({extent, 0, 0}, count, own, &choice);
+      if (const Range extent = free_.at(at); may_win(extent, count, *choice)) {
+        choose_around({extent, 0, 0}, count, own, choice);
       }
     }
-    int32_t seed = queue_.oldest();
-    for (int i = 0; i < Placement::kSeeds && seed != kNoBlock;
-         ++i, seed = queue_.after(seed)) {
-      if (alignment_ > 1 && is_group_held(seed)) {
-        continue;  // In no run.
-      }
-      const int32_t evicted = std::min(queue_.length_from(seed), count);
-      const float least = cost_at(seed) * static_cast<float>(evicted);
-      if (Placement::score(least, count) >= choice.score ||
-          (i > 0 && window->range.count == count &&
-           window->cost < Placement::kCheap)) {
-        break;  // Later ones were used more recently, or it is good enough.
-      }
-      if (!may_win({seed, evicted}, count, choice)) {
-        continue;
-      }
-      choose_around(piece_from(seed), count, own, &choice);
-    }
-    return window->range.count > 0;
   }
 
   // Chooses from the windows at the ends of the shortest runs that are long
@@ -1069,7 +1222,7 @@ class KVAllocator {
       return true;
     }
     if (best = longest_for_part(); best.count > 0) {
-      choose({best, best.start, 0}, choice);
+      choose(window_at(best, best.start), choice);
     }
     return false;
   }
@@ -1077,12 +1230,13 @@ class KVAllocator {
   // So that longer ones stay whole.
   Range shortest_with_room(int32_t count, int32_t own) const {
     ExtentSet::Cursor at = free_.bottom(count + own);
-    for (int i = 0; i < Placement::kShort && !at.at_end();
-         ++i, at = free_.above(at)) {
+    for (int i = 0; i < Placement::kShort && !at.at_end(); ++i) {
       const Range extent = free_.at(at);
       if (extent.count - count >= own + reserved_before(extent.start)) {
         return extent;
       }
+      at = (i + 1) % Placement::kAlike == 0 ? free_.above_class(at)
+                                            : free_.above(at);
     }
     return {0, 0};
   }
@@ -1136,11 +1290,17 @@ class KVAllocator {
     return {{extent.start + align_down(offset), count},
             extent.start,
             Placement::room_cost(std::min(offset, reserved), reserved) +
-                Placement::room_cost(behind, own)};
+                Placement::room_cost(behind, own),
+            {0, 0},
+            kNoSegment};
   }
 
+  // The headroom of the request that ends in front of `block`, if one does.
   int32_t reserved_before(int32_t block) const {
-    return block > 0 ? headroom_[block - 1] : 0;
+    const Demand demand = block > 0 ? demands_[block - 1] : Demand{};
+    return demand.grown_plus_one == 0
+               ? 0
+               : wanted_headroom(demand.grown_plus_one - 1, demand.expected);
   }
 
   // Chooses from the windows around `seed` whose begin or end is that of a
@@ -1217,7 +1377,7 @@ class KVAllocator {
     const float most =
         1.001f * choice->score * static_cast<float>(range.count) -
         Placement::kRangeCost;
-    Window window{range, 0, 0};
+    Window window = window_at(range, 0);
     const int32_t before = range.start - area.run.start;
     const int32_t behind = area.run.end() - range.end();
     window.cost = Placement::room_cost(before, area.reserved) +
@@ -1250,51 +1410,47 @@ class KVAllocator {
 
   // ---- References. ----
 
-  // Whether each of the blocks has `count` request references or more.
-  bool has_refs(Range range, int32_t count) const {
-    return Counters::all_at_least(&refs_[range.start], range.count, count);
+  // Calls `visit(part)` for the stretches of a range whose blocks have the same
+  // references, from the first to the last.
+  template <typename Visit>
+  void for_each_alike(Range range, Visit visit) const {
+    while (range.count > 0) {
+      const int32_t alike = refs_.alike_from(range);
+      visit(Range{range.start, alike});
+      range = {range.start + alike, range.count - alike};
+    }
   }
 
   // The part of retain() for several ranges, and for blocks that no request
   // holds.
   [[gnu::noinline]] Result retain_each(const RangeList& blocks) {
-    // A block may be listed several times.
-    const int64_t most =
-        INT32_MAX - std::min<int64_t>(blocks.num_blocks(), INT32_MAX);
+    // A block may be listed several times, once in each range.
+    const auto ranges = static_cast<int64_t>(blocks.num_ranges());
+    const int64_t most = BlockReferences::kMostRequests - ranges;
+    Result result;
     for (const Range& range : blocks.ranges_) {
-      for (int32_t b = range.start; b < range.end(); ++b) {
-        if (refs_[b] == 0 && !is_cached(b)) {
-          return {Status::kBlockFree, b};
+      for_each_alike(range, [&](Range alike) {
+        const int32_t b = alike.start;
+        if (result.ok() && refs_.is_idle(b)) {
+          result = {Status::kBlockFree, b};
+        } else if (result.ok() && ref_count(b) > most) {
+          result = {Status::kTooManyRefs, b};
         }
-        if (refs_[b] > most) {
-          return {Status::kTooManyRefs, b};
-        }
-      }
+      });
+    }
+    if (!result.ok()) {
+      return result;
     }
     for (const Range& range : blocks.ranges_) {
-      add_refs(range);
+      for_each_alike(range, [this](Range alike) {
+        if (is_held(alike.start)) {
+          refs_.add(alike, 1);
+        } else {
+          hold_cached(alike);
+        }
+      });
     }
     return {};
-  }
-
-  // Adds a request reference to blocks none of which is free.
-  void add_refs(Range range) {
-    if (has_refs(range, 1)) {
-      Counters::add(&refs_[range.start], range.count, 1);
-      return;
-    }
-    int32_t b = range.start;
-    while (b < range.end()) {
-      if (refs_[b] > 0) {
-        ++refs_[b++];
-        continue;
-      }
-      const int32_t start = b;
-      while (b < range.end() && refs_[b] == 0) {
-        ++b;
-      }
-      hold_cached({start, b - start});
-    }
   }
 
   // Gives cache-only blocks their first request reference.
@@ -1310,32 +1466,25 @@ class KVAllocator {
         }
       }
     }
-    Counters::fill(&refs_[range.start], range.count, 1);
+    refs_.set(range, 1, true);
     stats_.held_blocks += range.count;
   }
 
   void leave_run(Range range) {
-    const Range run = run_of(range.start);
-    drop_run(run);
-    add_run({run.start, range.start - run.start});
-    add_run({range.end(), run.end() - range.end()});
+    split_run(run_of(range.start), range);
     available_ -= range.count;
   }
 
-  // Drops a request reference of each block, if either all have just one or all
-  // have more. Returns whether they do.
+  // Drops a request reference of each block, if all have the same ones. Returns
+  // whether they do.
   [[gnu::always_inline]] inline bool drop_alike(const Range& range) {
-    int32_t* refs = &refs_[range.start];
-    if (*refs == 1 && Counters::all_equal(refs, range.count, 1)) {
-      Counters::fill(refs, range.count, 0);
-      let_go(range);
-      return true;
+    if (!is_held(range.start) || !refs_.add_if_alike(range, -1)) {
+      return false;
     }
-    if (*refs > 1 && has_refs(range, 2)) {
-      Counters::add(refs, range.count, -1);
-      return true;
+    if (!is_held(range.start)) {
+      let_go(range, true);
     }
-    return false;
+    return true;
   }
 
   // Drops a request reference of each block; all have one.
@@ -1343,27 +1492,29 @@ class KVAllocator {
     if (drop_alike(range)) {
       return;
     }
-    Counters::add(&refs_[range.start], range.count, -1);
-    int32_t b = range.end();
-    while (b > range.start) {
-      if (refs_[b - 1] > 0) {
-        --b;
-        continue;
+    refs_.add(range, -1);
+    int32_t end = range.end();
+    while (end > range.start) {
+      const int32_t last = end;
+      while (end > range.start && !is_held(end - 1)) {
+        end -= refs_.alike_to({range.start, end - range.start});
       }
-      const int32_t end = b;
-      while (b > range.start && refs_[b - 1] == 0) {
-        --b;
+      if (end < last) {
+        let_go({end, last - end}, false);
       }
-      let_go({b, end - b});
+      while (end > range.start && is_held(end - 1)) {
+        end -= refs_.alike_to({range.start, end - range.start});
+      }
     }
   }
 
-  // Makes blocks that lost their last request reference free or cache-only.
-  [[gnu::noinline]] void let_go(Range range) {
+  // Makes blocks that lost their last request reference free or cache-only;
+  // `is_alike` if it is known that all become the same.
+  [[gnu::noinline]] void let_go(Range range, bool is_alike) {
     stats_.held_blocks -= range.count;
-    Counters::fill(&headroom_[range.start], range.count, 0);
-    if (alignment_ == 1 && mixed_.num_extents() == 0 &&
-        stretch_start(range.start, range.end(), 0) == range.start) {
+    demands_[range.end() - 1] = {};
+    if (alignment_ == 1 && mixed_.num_extents() == 0 && is_alike &&
+        !is_cached(range.start)) {
       available_ += range.count;
       free_.merge(range);
       return;
@@ -1371,29 +1522,16 @@ class KVAllocator {
     const Range left = groups_left(range);
     const Range run = left.count > 0 ? join_runs(left) : left;
     available_ += left.count;
-    int32_t b = range.end();
-    while (b > range.start) {
-      const int32_t end = b;
-      const uint8_t cached = cached_[end - 1];
-      b = stretch_start(range.start, end, cached);
-      if (cached != 0) {
-        append_segments({b, end - b});
+    while (range.count > 0) {
+      const int32_t alike = is_alike ? range.count : refs_.alike_to(range);
+      range.count -= alike;
+      if (is_cached(range.end())) {
+        append_segments({range.end(), alike});
       } else {
-        free_blocks({b, end - b});
+        free_blocks({range.end(), alike});
       }
     }
     add_run(run);
-  }
-
-  // The least block from which on to `end` all are cached, or all are not.
-  int32_t stretch_start(int32_t start, int32_t end, uint8_t cached) const {
-    if (std::memchr(&cached_[start], 1 - cached, end - start) == nullptr) {
-      return start;
-    }
-    while (cached_[end - 1] == cached) {
-      --end;
-    }
-    return end;
   }
 
   // The groups that no request holds any more, now that it does not `range`.
@@ -1434,7 +1572,7 @@ class KVAllocator {
   }
 
   // Whether a block could be in several of the ranges: only a few are compared.
-  static bool may_repeat(const std::vector<Range>& ranges) {
+  static bool may_repeat(const RangeVector& ranges) {
     constexpr size_t kFew = 4;
     for (size_t i = 1; i < std::min(ranges.size(), kFew); ++i) {
       for (size_t j = 0; j < i; ++j) {
@@ -1448,10 +1586,11 @@ class KVAllocator {
   }
 
   Result check_releasable(const RangeList& blocks) {
-    const bool held =
-        !may_repeat(blocks.ranges_) &&
-        std::all_of(blocks.ranges_.begin(), blocks.ranges_.end(),
-                    [this](const Range& range) { return has_refs(range, 1); });
+    const bool held = !may_repeat(blocks.ranges_) &&
+                      std::all_of(blocks.ranges_.begin(), blocks.ranges_.end(),
+                                  [this](const Range& range) {
+                                    return refs_.are_held(range);
+                                  });
     return held ? Result() : try_release(blocks);
   }
 
@@ -1463,19 +1602,19 @@ class KVAllocator {
     const Range* range = blocks.ranges_.data();
     const Range* const end = range + blocks.num_ranges();
     for (; range != end && lacking == nullptr; ++range) {
-      if (has_refs(*range, 1)) {
-        Counters::add(&refs_[range->start], range->count, -1);
+      if (refs_.are_held(*range)) {
+        refs_.add(*range, -1);
         continue;
       }
-      for (b = range->start; refs_[b] > 0; ++b) {
-        --refs_[b];
+      for (b = range->start; is_held(b); ++b) {
+        refs_.add({b, 1}, -1);
       }
       lacking = range;
     }
     while (range != blocks.ranges_.data()) {
       --range;
       const int32_t stop = range == lacking ? b : range->end();
-      Counters::add(&refs_[range->start], stop - range->start, 1);
+      refs_.add({range->start, stop - range->start}, 1);
     }
     if (lacking != nullptr) {
       return {Status::kBlockNotHeld, b};
@@ -1497,13 +1636,10 @@ class KVAllocator {
   Placement placement_;
 
   // Per block.
-  BlockArray<int32_t> refs_;      // Request references.
-  BlockArray<uint8_t> cached_;    // Cache references.
-  BlockArray<int32_t> headroom_;  // Wanted behind a request's last block.
-  // Of a chain that goes on elsewhere, from a cached block to the next one:
-  // that block's id plus one, or 0. A link counts if both ends agree.
-  BlockArray<int32_t> chain_next_;
-  BlockArray<int32_t> chain_prev_;
+  BlockReferences refs_;
+  BlockArray<Demand> demands_;  // Of the request whose last block it is.
+  // Of a chain that goes on elsewhere: a link counts if both ends agree.
+  BlockArray<Chain> chains_;
 
   ExtentSet free_;         // Free extents.
   ExtentSet mixed_;        // Runs that are not one free extent.
@@ -1532,13 +1668,6 @@ inline std::string KVAllocator::check_invariants() const {
 inline std::string KVAllocator::check_blocks_state() const {
   int32_t held = 0;
   for (int32_t b = 0; b < num_blocks_; ++b) {
-    if (refs_[b] < 0 || cached_[b] > 1) {
-      return "block " + std::to_string(b) + " has impossible references";
-    }
-    if (refs_[b] == 0 && headroom_[b] != 0) {
-      return "block " + std::to_string(b) +
-             " has headroom although no request holds it";
-    }
     held += is_held(b);
   }
   int32_t requests = 0;
@@ -1616,7 +1745,7 @@ inline std::string KVAllocator::check_runs() const {
 inline std::string KVAllocator::check_segments() const {
   int32_t cache_only = 0;
   for (int32_t b = 0; b < num_blocks_; ++b) {
-    cache_only += refs_[b] == 0 && is_cached(b);
+    cache_only += !is_held(b) && is_cached(b);
   }
   std::string broken;
   queue_.for_each([&](Range segment, int64_t) {
@@ -1626,7 +1755,7 @@ inline std::string KVAllocator::check_segments() const {
       broken = "a segment is in two groups";
     }
     for (int32_t b = segment.start; b < segment.end(); ++b) {
-      if (refs_[b] != 0 || !is_cached(b)) {
+      if (is_held(b) || !is_cached(b)) {
         broken = "block " + std::to_string(b) +
                  " is in the eviction queue but not cache-only";
       }
@@ -1659,9 +1788,8 @@ inline std::string KVAllocator::dump() const {
   };
   const auto put_range = [&put](Range range) { put(&range, 1); };
   put(&available_, 1);
-  put(&refs_[0], num_blocks_);
-  put(&cached_[0], num_blocks_);
-  put(&headroom_[0], num_blocks_);
+  refs_.dump(num_blocks_, put);
+  put(&demands_[0], num_blocks_);
   free_.for_each(put_range);
   put_range({kNoBlock, 0});
   mixed_.for_each(put_range);
@@ -1670,6 +1798,8 @@ inline std::string KVAllocator::dump() const {
     put_range(segment);
     put(&stamp, 1);
   });
+  const int32_t hand = queue_.hand_start();
+  put(&hand, 1);
   const float expected = placement_.expected();
   put(&expected, 1);
   put(evicted_.data(), evicted_.size());

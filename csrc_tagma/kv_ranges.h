@@ -6,7 +6,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace vllm::tagma {
@@ -58,17 +61,117 @@ template <typename T>
   }
 }
 
+// A vector of ranges that keeps its first ones in itself: most requests have no
+// more, and then allocate no memory.
+class RangeVector {
+ public:
+  RangeVector() = default;
+  ~RangeVector() { free_heap(); }
+  RangeVector(const RangeVector& other) { *this = other; }
+  RangeVector(RangeVector&& other) noexcept { *this = std::move(other); }
+  RangeVector& operator=(const RangeVector& other) {
+    if (this != &other) {
+      reserve(other.size_);
+      std::copy_n(other.data_, other.size_, data_);
+      size_ = other.size_;
+    }
+    return *this;
+  }
+  RangeVector& operator=(RangeVector&& other) noexcept {
+    if (this == &other) {
+      return *this;
+    }
+    free_heap();
+    data_ = other.is_inline() ? inline_.data() : other.data_;
+    inline_ = other.inline_;
+    size_ = other.size_;
+    capacity_ = other.capacity_;
+    other.data_ = other.inline_.data();
+    other.size_ = 0;
+    other.capacity_ = kInline;
+    return *this;
+  }
+
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  size_t capacity() const { return capacity_; }
+  const Range* data() const { return data_; }
+  const Range* begin() const { return data_; }
+  const Range* end() const { return data_ + size_; }
+  const Range& operator[](size_t i) const { return data_[i]; }
+  const Range& front() const { return data_[0]; }
+  Range& front() { return data_[0]; }
+  const Range& back() const { return data_[size_ - 1]; }
+  Range& back() { return data_[size_ - 1]; }
+
+  // Appends a range; may fail to allocate memory unless there is capacity.
+  void push_back(Range range) {
+    if (size_ == capacity_) {
+      reserve(2 * size_t{capacity_});
+    }
+    // Member by member: copying a whole Range that was just put together waits
+    // for both of its stores.
+    data_[size_].start = range.start;
+    data_[size_].count = range.count;
+    ++size_;
+  }
+  void clear() { size_ = 0; }
+
+  [[gnu::noinline]] void reserve(size_t capacity) {
+    if (capacity <= capacity_) {
+      return;
+    }
+    auto* data = new Range[capacity];
+    std::copy_n(data_, size_, data);
+    free_heap();
+    data_ = data;
+    capacity_ = static_cast<uint32_t>(capacity);
+  }
+
+ private:
+  static constexpr uint32_t kInline = 2;
+
+  bool is_inline() const { return data_ == inline_.data(); }
+  void free_heap() {
+    if (!is_inline()) {
+      delete[] data_;
+    }
+  }
+
+  Range* data_ = inline_.data();
+  uint32_t size_ = 0;
+  uint32_t capacity_ = kInline;
+  std::array<Range, kInline> inline_;  // Not initialised.
+};
+
+template <typename Ranges>
+bool operator==(const RangeVector& a, const Ranges& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end());
+}
+
 // Blocks in order, as ranges. Adjacent ranges merge when appended.
 class RangeList {
  public:
   RangeList() = default;
-  RangeList(RangeList&&) = default;
-  RangeList& operator=(RangeList&&) = default;
+  // What is moved away is an empty list.
+  RangeList(RangeList&& other) noexcept { *this = std::move(other); }
+  RangeList& operator=(RangeList&& other) noexcept {
+    if (this != &other) {
+      ranges_ = std::move(other.ranges_);
+      num_blocks_ = other.num_blocks_;
+      grown_ = other.grown_;
+      expected_ = other.expected_;
+      bucket_ = other.bucket_;
+      ends_ = std::move(other.ends_);
+      other.clear();
+    }
+    return *this;
+  }
   // A copy has the same blocks but is no request of any allocator.
   RangeList(const RangeList& other)
       : ranges_(other.ranges_),
-        ends_(other.ends_),
-        num_blocks_(other.num_blocks_) {}
+        num_blocks_(other.num_blocks_),
+        ends_(other.ends_) {}
   RangeList& operator=(const RangeList& other) {
     return *this = RangeList(other);
   }
@@ -76,7 +179,7 @@ class RangeList {
   int64_t num_blocks() const { return num_blocks_; }
   size_t num_ranges() const { return ranges_.size(); }
   bool empty() const { return ranges_.empty(); }
-  const std::vector<Range>& ranges() const { return ranges_; }
+  const RangeVector& ranges() const { return ranges_; }
 
   // The block at `index`, which must be in [0, num_blocks()). O(log ranges),
   // and O(1) in the last range, where a request decodes.
@@ -135,7 +238,7 @@ class RangeList {
   void reserve(size_t extra_ranges) {
     const size_t ranges = ranges_.size() + extra_ranges;
     if (ranges > ranges_.capacity()) {
-      reserve_more(ranges_, extra_ranges);
+      ranges_.reserve(std::max(ranges, 2 * ranges_.capacity()));
     }
     if (ranges > ends_.capacity() + 1) {
       reserve_more(ends_, ranges - 1 - ends_.size());
@@ -155,11 +258,7 @@ class RangeList {
     if (!ranges_.empty()) {
       append_end();
     }
-    // Member by member: copying a whole Range that was just put together waits
-    // for both of its stores.
-    Range& last = ranges_.emplace_back();
-    last.start = range.start;
-    last.count = range.count;
+    ranges_.push_back(range);
     num_blocks_ += range.count;
   }
 
@@ -167,7 +266,7 @@ class RangeList {
   [[gnu::always_inline]] inline void assign(Range range) {
     if (ranges_.size() != 1) {
       clear();
-      ranges_.emplace_back();
+      ranges_.push_back(range);
     }
     ranges_.front().start = range.start;
     ranges_.front().count = range.count;
@@ -211,18 +310,19 @@ class RangeList {
     return range == 0 ? 0 : ends_[range - 1];
   }
 
-  std::vector<Range> ranges_;
-  // Index of the block behind each range but the last one: most lists have a
-  // single range, and need none.
-  std::vector<int64_t> ends_;
+  RangeVector ranges_;
   int64_t num_blocks_ = 0;
 
   // Kept for the allocator whose request this is.
   static constexpr int8_t kNoBucket = -1;
   static constexpr int32_t kNotExtended = -1;
   int32_t grown_ = kNotExtended;  // Blocks added since its first ones.
-  int8_t bucket_ = kNoBucket;     // Of the histogram that it is counted in.
   int32_t expected_ = 0;          // Blocks that are sure to follow.
+  int8_t bucket_ = kNoBucket;     // Of the histogram that it is counted in.
+
+  // Index of the block behind each range but the last one: most lists have a
+  // single range, and need none.
+  std::vector<int64_t> ends_;
 };
 
 }  // namespace vllm::tagma

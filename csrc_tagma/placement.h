@@ -61,11 +61,17 @@ class GrowthHeadroom {
   // only a part of the blocks fits into any.
   static constexpr int32_t kUnreservedWeight = 3;
   // A window that costs less is not improved on any more.
-  static constexpr float kCheap = 1;
+  static constexpr float kCheap = kRangeCost / 128;
+  // A segment that is more recent is not old.
+  static constexpr float kOld = 0.3f;
   // Most free extents looked at, from the shortest that will do upward, and
-  // from the longest downward.
+  // from the longest downward. Those of a size class are alike: after so many
+  // the next class is gone on to.
   static constexpr int kShort = 256;
+  static constexpr int kAlike = 16;
   static constexpr int kLong = 8;
+  // Most old segments whose ends are looked at.
+  static constexpr int kEnds = 4;
   // Most segments looked around, from the oldest on, most free extents, and
   // most runs.
   static constexpr int kSeeds = 4;

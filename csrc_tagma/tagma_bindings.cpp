@@ -33,6 +33,7 @@ using vllm::tagma::KVStats;
 using vllm::tagma::PrefixIndex;
 using vllm::tagma::Range;
 using vllm::tagma::RangeList;
+using vllm::tagma::RangeVector;
 using vllm::tagma::Result;
 using vllm::tagma::Status;
 
@@ -377,7 +378,7 @@ PyObject* ranges_num_ranges(PyObject* self, void*) {
 }
 
 PyObject* ranges_ranges(PyObject* self, PyObject*) {
-  const std::vector<Range>& ranges = as_ranges(self)->blocks.ranges();
+  const RangeVector& ranges = as_ranges(self)->blocks.ranges();
   PyObject* list = PyList_New(static_cast<Py_ssize_t>(ranges.size()));
   for (size_t i = 0; list != nullptr && i < ranges.size(); ++i) {
     PyObject* pair = tuple_of(ranges[i]);

@@ -77,7 +77,7 @@ class KVRanges:
 class KVAllocator:
     """A pool of KV blocks, given out as contiguous ranges.
 
-    A block has any number of request references and at most one cache
+    A block has up to 32,767 request references and at most one cache
     reference. With neither it is free; with the cache reference only, it is
     cache-only and may be evicted.
     """

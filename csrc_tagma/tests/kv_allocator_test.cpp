@@ -152,29 +152,85 @@ TEST(RangeList, IndexesBlocksInOrder) {
   EXPECT_EQ(middle, (std::vector<int32_t>{9, 2, 3}));
 }
 
-TEST(Counters, LookAtEveryCounterAndAtNoOther) {
+// Every length, so that each way of the vectorised loops ends somewhere.
+TEST(BlockReferences, ChangeAndLookAtEveryBlockOfARangeAndAtNoOther) {
   constexpr int32_t kMost = 40;
   for (int32_t count = 1; count <= kMost; ++count) {
-    std::vector<int32_t> all(kMost + 2, 0);
-    int32_t* const counters = &all[1];
-    Counters::fill(counters, count, 2);
-    Counters::add(counters, count, 3);
-    EXPECT_EQ(std::count(all.begin(), all.end(), 5), count);
-    EXPECT_EQ(std::count(counters, counters + count, 5), count);
-    EXPECT_TRUE(Counters::all_equal(counters, count, 5));
-    EXPECT_TRUE(Counters::all_at_least(counters, count, 5));
-    EXPECT_TRUE(Counters::all_positive_and_small(counters, count));
-    for (int32_t i = 0; i < count; ++i) {
-      counters[i] = 4;
-      EXPECT_FALSE(Counters::all_equal(counters, count, 5)) << i;
-      EXPECT_FALSE(Counters::all_at_least(counters, count, 5)) << i;
-      counters[i] = 0;
-      EXPECT_FALSE(Counters::all_positive_and_small(counters, count)) << i;
-      counters[i] = Counters::kSmall + 1;
-      EXPECT_FALSE(Counters::all_positive_and_small(counters, count)) << i;
-      counters[i] = 5;
+    const Range range{1, count};
+    const auto is_untouched = [&](const BlockReferences& refs) {
+      return refs.is_idle(0) && refs.is_idle(range.end());
+    };
+    BlockReferences refs(kMost + 2);
+    refs.set(range, 2, true);
+    refs.add(range, 3);
+    EXPECT_TRUE(refs.are_held(range));
+    EXPECT_EQ(refs.alike_from(range), count);
+    EXPECT_EQ(refs.alike_to(range), count);
+    EXPECT_TRUE(refs.add_if_alike(range, -1));
+    EXPECT_TRUE(is_untouched(refs));
+    for (int32_t b = range.start; b < range.end(); ++b) {
+      EXPECT_EQ(refs.num_requests(b), 4);
+      EXPECT_TRUE(refs.is_cached(b));
     }
+    for (int32_t odd = range.start; odd < range.end() && count > 1; ++odd) {
+      refs.uncache(odd);
+      EXPECT_FALSE(refs.add_if_alike(range, 1));
+      EXPECT_EQ(refs.num_requests(odd), 4) << "undone";
+      EXPECT_TRUE(refs.are_held(range));
+      const int32_t from = odd - range.start;
+      EXPECT_EQ(refs.alike_from(range), from == 0 ? 1 : from);
+      const int32_t behind = range.end() - odd - 1;
+      EXPECT_EQ(refs.alike_to(range), behind == 0 ? 1 : behind);
+      refs.set({odd, 1}, 0, true);
+      EXPECT_FALSE(refs.are_held(range));
+      refs.set({odd, 1}, 4, true);
+    }
+    EXPECT_TRUE(is_untouched(refs));
   }
+}
+
+TEST(RangeList, KeepsItsRangesWhenItIsCopiedMovedAndGrown) {
+  for (const int ranges : {0, 1, 2, 3, 40}) {
+    RangeList list;
+    Ranges expected;
+    for (int i = 0; i < ranges; ++i) {
+      list.append({10 * i, 1 + i % 3});
+      expected.push_back({10 * i, 1 + i % 3});
+    }
+    RangeList copy = list;
+    RangeList moved = std::move(list);
+    EXPECT_EQ(copy.ranges(), expected);
+    EXPECT_EQ(moved.ranges(), expected);
+    EXPECT_TRUE(list.empty()) << "what was moved away can be used again";
+    list.append({7, 2});
+    EXPECT_EQ(list.ranges(), (Ranges{{7, 2}}));
+    list = copy;
+    copy = std::move(moved);
+    EXPECT_EQ(list.ranges(), expected);
+    EXPECT_EQ(copy.ranges(), expected);
+    copy.append({1000, 1});
+    EXPECT_EQ(copy.num_ranges(), expected.size() + 1);
+    EXPECT_EQ(list.ranges(), expected) << "copies share nothing";
+  }
+}
+
+TEST_F(KVAllocatorTest, AReferenceTooManyIsRefusedAndChangesNothing) {
+  RangeList request;
+  ASSERT_TRUE(pool_.extend(&request, 2).ok());
+  const RangeList both = list_of({0, 1});
+  for (int i = 1; i < BlockReferences::kMostRequests; ++i) {
+    ASSERT_TRUE(pool_.retain(both).ok());
+  }
+  before_ = pool_.dump();
+  const Result result = pool_.retain(both);
+  EXPECT_EQ(result.status, Status::kTooManyRefs);
+  EXPECT_EQ(result.value, 0);
+  EXPECT_EQ(pool_.dump(), before_);
+  EXPECT_FALSE(pool_.is_cached(0)) << "the count overflowed into the flag";
+  RangeList one = list_of({1});
+  ASSERT_TRUE(pool_.release(&one).ok());
+  EXPECT_EQ(pool_.retain(both).status, Status::kTooManyRefs);
+  EXPECT_EQ(pool_.ref_count(1), BlockReferences::kMostRequests - 1);
 }
 
 TEST_F(KVAllocatorTest, ABlockListedTwiceIsReleasedTwiceOrNotAtAll) {
@@ -416,13 +472,28 @@ TEST(EvictionQueue, WhatIsLeftOfASegmentStaysAsOldAsItWas) {
   queue.append({40, 10});
   queue.remove({20, 4});  // The head.
   queue.remove({3, 2});   // From the middle: the tail is the older part.
-  EXPECT_EQ(queue.oldest(), 5);
-  EXPECT_EQ(queue.after(5), 0);
-  EXPECT_EQ(queue.after(0), 24);
-  EXPECT_EQ(queue.after(24), 40);
-  EXPECT_EQ(queue.length_from(0), 3);
-  EXPECT_EQ(queue.segment_of(27), (Range{24, 6}));
+  Ranges oldest_first;
+  queue.for_each([&](Range range, int64_t) { oldest_first.push_back(range); });
+  EXPECT_EQ(oldest_first, (Ranges{{5, 5}, {0, 3}, {24, 6}, {40, 10}}));
+  EXPECT_EQ(queue.range(queue.find(27)), (Range{24, 6}));
   EXPECT_EQ(queue.num_blocks(), 24);
+  EXPECT_EQ(queue.check(64), "");
+}
+
+TEST(EvictionQueue, TheHandPassesOverSegmentsUntilItComesToRecentOnes) {
+  EvictionQueue queue(64);
+  for (int32_t start = 0; start < 60; start += 10) {
+    queue.append({start, 10});
+  }
+  EXPECT_EQ(queue.hand(0.5f), queue.oldest());
+  queue.set_hand(queue.after(queue.oldest()));
+  EXPECT_EQ(queue.range(queue.hand(0.5f)), (Range{10, 10}));
+  queue.remove({10, 10});  // Goes on with the next one.
+  EXPECT_EQ(queue.range(queue.hand(0.5f)), (Range{20, 10}));
+  queue.set_hand(queue.from(50));
+  EXPECT_EQ(queue.hand(0.5f), queue.oldest());
+  queue.set_hand(EvictionQueue::kNone);
+  EXPECT_EQ(queue.hand(0.5f), queue.oldest());
   EXPECT_EQ(queue.check(64), "");
 }
 

@@ -45,6 +45,9 @@ class Refusal:
 
 
 _USE_PAGED = "Use --kv-cache-backend paged"
+# Requests that may hold one block: the engine counts them in 15 bits, and leaves a
+# margin of as many as a request has ranges.
+_MOST_SEQS = 2**15 - 1 - 256
 
 
 def _offloads_lazily(settings: dict[str, Any]) -> bool:
@@ -65,6 +68,12 @@ REFUSALS = (
         "--prefill-context-parallel-size)",
         "its ranks interleave the tokens of a block",
         f"Set both sizes to 1. {_USE_PAGED} otherwise",
+    ),
+    Refusal(
+        lambda c: c.scheduler_config.max_num_seqs > _MOST_SEQS,
+        f"--max-num-seqs above {_MOST_SEQS:,}",
+        "so many requests could share a block, and are more than it counts",
+        f"Set it to {_MOST_SEQS} or less. {_USE_PAGED} otherwise",
     ),
     Refusal(
         lambda c: c.parallel_config.enable_elastic_ep,
