@@ -46,7 +46,7 @@ struct KVStats {
   int32_t held_blocks = 0;  // With a request reference.
   int32_t cache_only_blocks = 0;
   int32_t extents = 0;         // Number of free extents.
-  int32_t largest_extent = 0;  // Its length.
+  int32_t largest_extent = 0;  // Its length, see ExtentSet::longest().
   int32_t requests = 0;        // Number of requests that hold ranges.
   std::array<int32_t, kNumBuckets> ranges_per_request{};  // Of those.
   // Since the pool was made.
@@ -97,7 +97,7 @@ class KVAllocator {
   // Length of the longest free extent, see ExtentSet::longest().
   int32_t largest_extent() const { return free_.longest().count; }
 
-  // O(1), but for largest_extent().
+  // O(1).
   KVStats stats() const {
     KVStats stats = stats_;
     stats.free_blocks = free_.num_blocks();
@@ -128,7 +128,10 @@ class KVAllocator {
       return {Status::kOutOfBlocks, available_};
     }
     const auto n = static_cast<int32_t>(rounded);
-    const Range longest = longest_run();
+    Range longest = longest_run();
+    if (longest.count < n) {
+      longest = longest_run(std::numeric_limits<int>::max());
+    }
     if (longest.count < n) {
       return {Status::kNoExtent, longest.count};
     }
@@ -545,10 +548,11 @@ class KVAllocator {
     return {range.start - before, before + range.count + behind};
   }
 
-  // A longest run. A free extent that is no run is shorter than its run.
-  Range longest_run() const {
-    const Range free = free_.longest();
-    const Range mixed = mixed_.longest();
+  // A longest run, see ExtentSet::longest(). A free extent that is no run is
+  // shorter than its run.
+  Range longest_run(int most_looked_at = ExtentSet::kFew) const {
+    const Range free = free_.longest(most_looked_at);
+    const Range mixed = mixed_.longest(most_looked_at);
     return free.count > mixed.count ? free : mixed;
   }
 

@@ -946,7 +946,7 @@ PyMethodDef allocator_methods[] = {
      "Since the pool was made: spills (growths that needed a further range),\n"
      "window_evictions (ranges for which cached blocks were evicted),\n"
      "evicted_blocks, cap_events (calls that failed for max_ranges).\n"
-     "O(1), but for the search of the largest among similar extents."},
+     "O(1)."},
     {"acquire", as_method(allocator_acquire), METH_FASTCALL,
      "acquire($self, ranges, block_ids, /)\n--\n\n"
      "Add a request reference to each block and append it to the request.\n\n"
@@ -1023,7 +1023,9 @@ PyGetSetDef allocator_getset[] = {
     {"num_extents", allocator_get<&KVAllocator::num_extents>, nullptr,
      "Number of free extents.", nullptr},
     {"largest_extent", allocator_get<&KVAllocator::largest_extent>, nullptr,
-     "Length of the largest free extent, in blocks.", nullptr},
+     "Length of the largest free extent, in blocks. If more than 64 are\n"
+     "about as long, it may be one that is up to 1/32 shorter.",
+     nullptr},
     {"max_ranges", allocator_get<&KVAllocator::max_ranges>, nullptr,
      "Most ranges that a request may have; 0 means no cap.", nullptr},
     {"alignment", allocator_get<&KVAllocator::alignment>, nullptr,

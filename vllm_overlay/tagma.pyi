@@ -116,7 +116,11 @@ class KVAllocator:
 
     @property
     def largest_extent(self) -> int:
-        """Length of the largest free extent, in blocks."""
+        """Length of the largest free extent, in blocks.
+
+        If more than 64 are about as long, it may be one that is up to 1/32
+        shorter.
+        """
 
     @property
     def max_ranges(self) -> int:

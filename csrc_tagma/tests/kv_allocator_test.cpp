@@ -214,6 +214,25 @@ TEST(RangeList, KeepsItsRangesWhenItIsCopiedMovedAndGrown) {
   }
 }
 
+TEST(KVAllocator, TheLongestExtentIsFoundAmongManyThatAreAboutAsLong) {
+  constexpr int32_t kMany = 2 * ExtentSet::kFew;
+  KVAllocator pool(66 * kMany, 1, 0);
+  RangeList all;
+  ASSERT_TRUE(pool.extend(&all, pool.num_blocks()).ok());
+  for (int32_t i = 0; i < kMany; ++i) {
+    RangeList extent;
+    extent.append({66 * i, i == 0 ? 65 : 64});
+    ASSERT_TRUE(pool.release(&extent).ok());
+  }
+  EXPECT_GE(pool.stats().largest_extent, 64);
+  Range range;
+  const Result result = pool.allocate(66, &range);
+  EXPECT_EQ(result.status, Status::kNoExtent);
+  EXPECT_EQ(result.value, 65);
+  ASSERT_TRUE(pool.allocate(65, &range).ok());
+  EXPECT_EQ(range, (Range{0, 65}));
+}
+
 TEST_F(KVAllocatorTest, AReferenceTooManyIsRefusedAndChangesNothing) {
   RangeList request;
   ASSERT_TRUE(pool_.extend(&request, 2).ok());
