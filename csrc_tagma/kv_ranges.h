@@ -138,10 +138,10 @@ class RangeVector {
     }
   }
 
+  std::array<Range, kInline> inline_;  // Not initialised.
   Range* data_ = inline_.data();
   uint32_t size_ = 0;
   uint32_t capacity_ = kInline;
-  std::array<Range, kInline> inline_;  // Not initialised.
 };
 
 template <typename Ranges>
