@@ -4,8 +4,8 @@
 // The range allocator of the tagma KV cache backend.
 //
 // A pool of `num_blocks` KV blocks; a request holds its blocks as few
-// contiguous ranges. Two kinds of reference are counted apart: any number of
-// request references (to BlockReferences::kMostRequests) and at most one cache
+// contiguous ranges. Two kinds of reference are counted apart: up to
+// BlockReferences::kMostRequests request references and at most one cache
 // reference (the block is in the prefix cache). With neither, a block is free;
 // with the cache reference only, it is cache-only and may be evicted.
 //
@@ -118,7 +118,8 @@ class KVAllocator {
   const std::vector<int32_t>& evicted() const { return evicted_; }
   void clear_evicted() { evicted_.clear(); }
 
-  // Takes one contiguous range and evicts what is cached in it.
+  // Takes one contiguous range and evicts what is cached in it. Before it says
+  // that there is none, it looks at all runs of the top size class.
   Result allocate(int64_t count, Range* range) {
     if (count < 1) {
       return {Status::kBadCount, count};
@@ -146,8 +147,8 @@ class KVAllocator {
   }
 
   // Appends `count` blocks to `request`: in place behind its last range if it
-  // can, else in windows that the placement chooses. If not null, `appended`
-  // then holds just the new blocks.
+  // can, else in windows that the placement chooses. If not null, `appended`,
+  // which must be another list, then holds just the new blocks.
   //
   // O(1) for each range added and each block taken or evicted. Fails for the
   // cap only if no choice of ranges would stay below it; lengths are known to
@@ -174,7 +175,7 @@ class KVAllocator {
   }
 
   // Adds a request reference to each of `blocks`, none of which may be free,
-  // and appends them to `request`.
+  // and appends them to `request`, which must be another list.
   Result acquire(RangeList* request, const RangeList& blocks) {
     if (blocks.empty()) {
       return {};
@@ -635,10 +636,8 @@ class KVAllocator {
       note_orphans(part);
       std::fill_n(&chains_[part.start], part.count, Chain{});
     }
-    const size_t first = evicted_.size();
-    evicted_.resize(first + part.count);
-    for (int32_t i = 0; i < part.count; ++i) {
-      evicted_[first + i] = part.end() - 1 - i;
+    for (int32_t b = part.end(); b-- > part.start;) {
+      evicted_.push_back(b);
     }
     if (index_ != nullptr) {
       for (int32_t b = part.end(); b-- > part.start;) {
@@ -1065,7 +1064,8 @@ class KVAllocator {
   // Returns false if there is none at all.
   bool find_window(int32_t count, int32_t own, Window* window) const {
     Choice choice{window, std::numeric_limits<float>::infinity()};
-    const bool fits = choose_extent(count, own, &choice);
+    const bool fits =
+        free_.num_blocks() > 0 && choose_extent(count, own, &choice);
     if (queue_.num_blocks() == 0 ||
         (fits && (window->cost == 0 || has_room(count, own)))) {
       return window->range.count > 0;
@@ -1432,15 +1432,17 @@ class KVAllocator {
     const auto ranges = static_cast<int64_t>(blocks.num_ranges());
     const int64_t most = BlockReferences::kMostRequests - ranges;
     Result result;
+    bool is_close = false;
     for (const Range& range : blocks.ranges_) {
       for_each_alike(range, [&](Range alike) {
-        const int32_t b = alike.start;
-        if (result.ok() && refs_.is_idle(b)) {
-          result = {Status::kBlockFree, b};
-        } else if (result.ok() && ref_count(b) > most) {
-          result = {Status::kTooManyRefs, b};
+        if (result.ok() && refs_.is_idle(alike.start)) {
+          result = {Status::kBlockFree, alike.start};
         }
+        is_close |= ref_count(alike.start) > most;
       });
+    }
+    if (result.ok() && is_close) {
+      result = try_retain(blocks);
     }
     if (!result.ok()) {
       return result;
@@ -1455,6 +1457,30 @@ class KVAllocator {
       });
     }
     return {};
+  }
+
+  // Adds the references on trial and takes them back, since a block's count may
+  // come to its limit within the list.
+  [[gnu::noinline]] Result try_retain(const RangeList& blocks) {
+    Result result;
+    size_t added = 0;
+    for (; added < blocks.num_ranges(); ++added) {
+      const Range& range = blocks.ranges_[added];
+      for_each_alike(range, [&](Range alike) {
+        if (result.ok() &&
+            ref_count(alike.start) == BlockReferences::kMostRequests) {
+          result = {Status::kTooManyRefs, alike.start};
+        }
+      });
+      if (!result.ok()) {
+        break;
+      }
+      refs_.add(range, 1);
+    }
+    while (added-- > 0) {
+      refs_.add(blocks.ranges_[added], -1);
+    }
+    return result;
   }
 
   // Gives cache-only blocks their first request reference.
@@ -1793,6 +1819,7 @@ inline std::string KVAllocator::dump() const {
   const auto put_range = [&put](Range range) { put(&range, 1); };
   put(&available_, 1);
   refs_.dump(num_blocks_, put);
+  put(&chains_[0], num_blocks_);
   put(&demands_[0], num_blocks_);
   free_.for_each(put_range);
   put_range({kNoBlock, 0});

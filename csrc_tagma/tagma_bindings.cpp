@@ -952,8 +952,9 @@ PyMethodDef allocator_methods[] = {
      "Add a request reference to each block and append it to the request.\n\n"
      "`block_ids` is a KVRanges, such as match() returns, an int32 buffer or\n"
      "a sequence of ids, here and wherever block ids are passed.\n"
-     "Raises ValueError for a free block and RangeCapError beyond the cap,\n"
-     "and then nothing has changed."},
+     "Raises ValueError for a free block, OverflowError for one with 32,767\n"
+     "references and RangeCapError beyond the cap, and then nothing has\n"
+     "changed."},
     {"release", as_method(allocator_release), METH_FASTCALL,
      "release($self, ranges, /)\n--\n\n"
      "Drop the request's reference on each block, last block first.\n\n"
@@ -962,7 +963,8 @@ PyMethodDef allocator_methods[] = {
     {"retain_blocks", as_method(allocator_retain_blocks), METH_FASTCALL,
      "retain_blocks($self, block_ids, /)\n--\n\n"
      "Add a request reference to each block.\n\n"
-     "Raises ValueError for a free block, and then nothing has changed."},
+     "Raises ValueError for a free block and OverflowError for one with\n"
+     "32,767 references, and then nothing has changed."},
     {"release_blocks", as_method(allocator_release_blocks), METH_FASTCALL,
      "release_blocks($self, block_ids, /)\n--\n\n"
      "Drop a request reference of each block, in the order given.\n\n"

@@ -176,7 +176,7 @@ class KVAllocator:
     def stats(self) -> dict[str, Any]:
         """Return what operators watch, in blocks unless said otherwise.
 
-        O(1), but for the search of the largest among similar extents.
+        O(1).
 
         Returns:
             Now: `free_blocks`, `held_blocks` and `cache_only_blocks`, `extents`
@@ -194,6 +194,7 @@ class KVAllocator:
 
         Raises:
             ValueError: A block is free; nothing has changed.
+            OverflowError: A block has 32,767; nothing has changed.
             RangeCapError: Too many ranges; nothing has changed.
 
         """
@@ -210,6 +211,7 @@ class KVAllocator:
 
         Raises:
             ValueError: A block is free; nothing has changed.
+            OverflowError: A block has 32,767; nothing has changed.
 
         """
 

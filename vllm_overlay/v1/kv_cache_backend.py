@@ -45,9 +45,9 @@ class Refusal:
 
 
 _USE_PAGED = "Use --kv-cache-backend paged"
-# Requests that may hold one block: the engine counts them in 15 bits, and leaves a
-# margin of as many as a request has ranges.
-_MOST_SEQS = 2**15 - 1 - 256
+# Requests that may hold one block. The engine counts to 32,767; the rest is for
+# references that connectors hold.
+_MOST_SEQS = 32_000
 
 
 def _offloads_lazily(settings: dict[str, Any]) -> bool:

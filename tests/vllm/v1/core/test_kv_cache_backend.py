@@ -244,7 +244,7 @@ def test_refused_model_is_named(
     ("path", "value", "message"),
     [
         ("parallel_config.enable_elastic_ep", True, "--enable-elastic-ep"),
-        ("scheduler_config.max_num_seqs", 32_512, "--max-num-seqs above 32,511"),
+        ("scheduler_config.max_num_seqs", 32_001, "--max-num-seqs above 32,000"),
         ("attention_config.hisparse_config", object(), "HiSparse"),
         ("model_config.enable_sleep_mode", True, "--enable-sleep-mode"),
     ],
