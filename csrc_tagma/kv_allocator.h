@@ -942,16 +942,19 @@ class KVAllocator {
     return request.grown_ + (grows ? count : 0);
   }
 
-  // Blocks wanted behind a request that has grown by `grown`, of which
-  // `expected` are sure to follow.
-  int32_t wanted_headroom(int32_t grown, int32_t expected) const {
-    return std::min(expected, available_) +
-           placement_.headroom(grown, available_, stats_.requests);
+  // Blocks wanted behind `request` once it gets `count` more.
+  int32_t headroom_after(const RangeList& request, int32_t count) const {
+    const int32_t spare =
+        Placement::spare(free_.num_blocks(), queue_.num_blocks());
+    return wanted_headroom({growth(request, count) + 1, request.expected_},
+                           spare);
   }
 
-  // The same behind `request`, once it gets `count` blocks.
-  int32_t headroom_after(const RangeList& request, int32_t count) const {
-    return wanted_headroom(growth(request, count), request.expected_);
+  // Blocks wanted by a request, of `spare` that are shared by all.
+  int32_t wanted_headroom(Demand demand, int32_t spare) const {
+    const int32_t grown = demand.grown_plus_one - 1;
+    return std::min(demand.expected, available_) +
+           placement_.headroom(grown, spare, stats_.requests);
   }
 
   // Keeps the histogram up to date with the request's number of ranges.
@@ -1302,9 +1305,12 @@ class KVAllocator {
   // The headroom of the request that ends in front of `block`, if one does.
   int32_t reserved_before(int32_t block) const {
     const Demand demand = block > 0 ? demands_[block - 1] : Demand{};
-    return demand.grown_plus_one == 0
-               ? 0
-               : wanted_headroom(demand.grown_plus_one - 1, demand.expected);
+    if (demand.grown_plus_one == 0) {
+      return 0;
+    }
+    return wanted_headroom(
+        demand,
+        Placement::spare_of_others(free_.num_blocks(), queue_.num_blocks()));
   }
 
   // Chooses from the windows around `seed` whose begin or end is that of a
