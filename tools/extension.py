@@ -81,13 +81,14 @@ def build(project: Project) -> Path:
     return target / "vllm" / f"{_TARGET}.abi3.so"
 
 
-def build_variant(project: Project, source: Path, define: str) -> Path:
-    """Compile an engine with another value of a constant, without CMake.
+def build_variant(project: Project, source: Path, name: str, *defines: str) -> Path:
+    """Compile another engine, without CMake.
 
     Args:
         project: The project.
         source: Folder of the engine's sources.
-        define: The constant, as `NAME=VALUE`.
+        name: Of the variant.
+        defines: Constants with other values, as `NAME=VALUE`.
 
     Returns:
         The extension's file, fit for a comparison only.
@@ -98,9 +99,10 @@ def build_variant(project: Project, source: Path, define: str) -> Path:
     _require_compiler()
     named = os.environ.get("CXX", "").split()
     compiler = named or [next(name for name in _COMPILERS if find_program(name))]
-    target = project.build / "bench" / f"{_TARGET}-{define}.abi3.so"
+    target = project.build / "bench" / f"{_TARGET}-{name}.abi3.so"
     target.parent.mkdir(parents=True, exist_ok=True)
-    run([*compiler, "-std=c++17", "-O2", "-fPIC", "-shared", f"-D{define}",
+    run([*compiler, "-std=c++17", "-O2", "-fPIC", "-shared",
+         *(f"-D{define}" for define in defines),
          "-DPy_LIMITED_API=0x030B0000", f"-I{sysconfig.get_path('include')}",
          source / "tagma_bindings.cpp", "-o", target])  # fmt: skip
     return target

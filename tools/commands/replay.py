@@ -11,7 +11,7 @@ from tools import console, extension
 from tools.cli import Settings, json_option
 from tools.outcome import Outcome, Report
 from tools.project import Project
-from tools.replay import plot, result
+from tools.replay import plot, result, variant
 from tools.replay.experiment import (
     BASELINES,
     Case,
@@ -94,6 +94,10 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--range-cost", "range_costs", type=click.IntRange(1), multiple=True,
     help="Compare engines that find a range worth so many blocks instead.",
 )  # fmt: skip
+@click.option(
+    "--variant", "variants", type=click.Choice(variant.NAMES), multiple=True,
+    help="Compare the engine with these policies of replacement, too.",
+)  # fmt: skip
 @click.option("--plot", "plots", is_flag=True, help="Draw hits against runs.")
 @json_option
 @click.pass_obj
@@ -114,6 +118,7 @@ def command(
     jobs: int,
     builds: tuple[str, ...],
     range_costs: tuple[int, ...],
+    variants: tuple[str, ...],
     plots: bool,
     as_json: bool,
 ) -> None:
@@ -127,12 +132,11 @@ def command(
     The default takes a minute or two of one core; --full several times that.
     """
     project = settings.project
-    engines = _named(builds) | {
-        f"range = {cost}": extension.build_variant(
-            project, project.root / "csrc_tagma", f"TAGMA_RANGE_COST={cost}"
-        )
-        for cost in range_costs
-    }
+    engines = _named(builds)
+    if variants and not engines and not range_costs:
+        engines[_ENGINE] = _build(project)
+    plain = ("",) if range_costs else ()
+    engines |= variant.build_all(project, (*plain, *variants), range_costs)
     chosen = [name for name in BASELINES if not policies or name in policies]
     if not policies or _ENGINE in policies:
         chosen += engines or [_ENGINE]

@@ -7,12 +7,15 @@ from typing import Any
 from tools.replay.experiment import BASELINES, Conditions
 from tools.replay.result import Comparison
 
+_LOG_FROM = 20  # times as many runs
+
 
 def draw(comparisons: Sequence[Comparison], path: Path) -> None:
     """Draw hits against runs per request, one panel per conditions.
 
-    A line joins the engines, in their order, so that builds with different values
-    of one parameter form its curve.
+    A line joins the engines of one variant, in their order: builds with different
+    values of a parameter form its curve. The values at the ends of the first curve
+    are named. Axes do not begin at zero.
 
     Args:
         comparisons: What was measured; those without a prefix cache are left out.
@@ -32,19 +35,26 @@ def draw(comparisons: Sequence[Comparison], path: Path) -> None:
         axes.set_title(_title(comparison.conditions), fontsize="medium")
         axes.set_xlabel("runs per live request")
         axes.set_ylabel("share of prompt tokens found")
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        engines = [name for name in comparison.runs if name not in BASELINES]
-        if len(engines) > 1:
-            curve = [_point(comparison, name) for name in engines]
-            axes.plot(*zip(*curve, strict=True), "-", color="0.6", zorder=0)
+        curves: dict[str, list[str]] = {}
         for name in comparison.runs:
-            marker = "o" if name in engines else "s"
-            lines[name] = axes.plot(*_point(comparison, name), marker, alpha=0.8)[0]
-        points = [_point(comparison, name) for name in comparison.runs]
-        axes.set_xlim(0.9, 1.5 * max(runs for runs, _ in points))
-        axes.set_ylim(0, 1.1 * max(hits for _, hits in points) or 1)
+            curves.setdefault(_curve(name), []).append(name)
+        for curve, names in curves.items():
+            points = [_point(comparison, name) for name in names]
+            style = "s" if curve in BASELINES else "o-"
+            lines[curve] = axes.plot(*zip(*points, strict=True), style, alpha=0.8)[0]
+        first = next(iter(curves.values()), [])
+        for name in {*first[:1], *first[-1:]} if len(first) > 1 else ():
+            value = name.rpartition("range = ")[2]
+            axes.annotate(value, _point(comparison, name), fontsize="small")
+        runs, hits = zip(
+            *(_point(comparison, name) for name in comparison.runs), strict=True
+        )
+        if max(runs) > _LOG_FROM * min(runs):
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlim(0.9 * min(runs), 1.2 * max(runs))
+        axes.set_ylim(0.9 * min(hits), 1.1 * max(hits) or 1)
     figure.legend(lines.values(), lines, loc="outside lower center", ncols=2 * columns)
     figure.savefig(path, dpi=150)
 
@@ -54,6 +64,12 @@ def _title(conditions: Conditions) -> str:
         f"{conditions.workload}, {conditions.live_share:.0%} live, "
         f"blocks of {conditions.block_size}"
     )
+
+
+def _curve(policy: str) -> str:
+    """Return a policy's name without the value of a parameter."""
+    variant, found, _ = policy.rpartition("range = ")
+    return variant.rstrip(", ") or "tagma" if found else policy
 
 
 def _point(comparison: Comparison, policy: str) -> tuple[float, float]:

@@ -106,7 +106,8 @@ class Sessions:
         self._workload = workload
         self._seed = seed
         self._numbers = count()
-        self._most_tokens = setting.num_blocks * setting.block_size // 2
+        self._pool_tokens = setting.num_blocks * setting.block_size
+        self._most_tokens = self._pool_tokens // 2
         self._block_size = setting.block_size
         self._prefix_cache = prefix_cache
         idle = 1 / setting.live_share - 1
@@ -166,6 +167,9 @@ class Sessions:
         else:
             prompt = session.history + _added(self._workload, session)
             output = self._workload.output.draw(session.rng)
+        # One that the pool can not hold would be preempted for ever.
+        output = min(output, self._pool_tokens // 2)
+        prompt = min(prompt, self._pool_tokens - output)
         self._live[session.number] = session
         hashes = range(0)
         if self._prefix_cache:
