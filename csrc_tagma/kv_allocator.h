@@ -406,11 +406,11 @@ class KVAllocator {
     int32_t anchor = 0;
     float cost = 0;
     Range run{0, 0};  // The mixed run that it is in, if known.
-    int32_t hand =
-        kNoSegment;  // Where the next search for old segments begins.
+    // Where the next search for old segments begins.
+    int32_t hand = kNoSegment;
   };
 
-  // For room behind a request; counts if the block is held. Zero: of none.
+  // For room behind a request, at its last block. Zero: no request ends there.
   struct Demand {
     int32_t grown_plus_one;  // Blocks it has grown by, see growth().
     int32_t expected;        // Blocks that are sure to follow.
