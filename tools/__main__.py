@@ -1,5 +1,5 @@
 """`python -m tools`."""
 
-from tools.cli import main
+from tools.cli.group import main
 
 main()

@@ -15,11 +15,11 @@ from unittest.mock import patch
 import pytest
 from click.testing import CliRunner, Result
 
-from tools.cli import main
-from tools.git import Repository
-from tools.project import Project
-from tools.source import Sdist
-from tools.tree import Tree
+from tools.base.git import Repository
+from tools.base.project import Project
+from tools.cli.group import main
+from tools.source.source import Sdist
+from tools.tree.tree import Tree
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

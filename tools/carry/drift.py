@@ -6,15 +6,15 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from tools.base.git import Repository
+from tools.base.project import Project
 from tools.carry.place import Change, Scopes, changes, distance, overlap
 from tools.carry.report import names_data
 from tools.carry.uses import Finding, Release, collect, compare
-from tools.git import Repository
-from tools.patch import Hunk, Patch, places, split_lines
-from tools.pin import Pin
-from tools.project import Project
-from tools.series import Series
-from tools.tree import base_reference
+from tools.source.pin import Pin
+from tools.tree.patch import Hunk, Patch, places, split_lines
+from tools.tree.series import Series
+from tools.tree.tree import base_reference
 
 _NEAR = 3  # as far as a text apply with usual context looks
 _SHOWN = 6

@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from tools import atomic
+from tools.base import atomic
+from tools.base.errors import ToolError
+from tools.base.outcome import Outcome
+from tools.base.project import Project
 from tools.carry.landing import Carried, Conflict, Landing
-from tools.errors import ToolError
-from tools.outcome import Outcome
-from tools.pin import Artifact, Pin
-from tools.project import Project
+from tools.source.pin import Artifact, Pin
 
 
 class Phase(Enum):

@@ -6,18 +6,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from tools import overlay
+from tools.base.git import Repository
+from tools.base.project import Project
 from tools.carry import resolutions
 from tools.carry.landing import Landing
 from tools.carry.merge import Step, carry, solve
+from tools.carry.releases import Releases, imported
 from tools.carry.uses import Change, Finding, Release, Use, collect, compare
-from tools.git import Repository
-from tools.patch import Patch
-from tools.pin import Pin
-from tools.project import Project
-from tools.releases import Releases, imported
-from tools.source import Sdist
-from tools.tree import Inputs, Tree, base_reference
+from tools.source.pin import Pin
+from tools.source.source import Sdist
+from tools.tree import overlay
+from tools.tree.patch import Patch
+from tools.tree.tree import Inputs, Tree, base_reference
 
 WORKERS = 2
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.base.errors import ToolError
+from tools.base.git import Repository
+from tools.base.outcome import Outcome
 from tools.carry import resolutions
 from tools.carry.landing import Carried, Conflict, Landing
 from tools.carry.place import changes, distance, scopes_of_change
-from tools.errors import ToolError
-from tools.git import Repository
-from tools.outcome import Outcome
-from tools.patch import Hunk, Patch, check_place, places, split_lines
+from tools.tree.patch import Hunk, Patch, check_place, places, split_lines
 
 _STAGES = {"1": "base", "2": "upstream", "3": "patch"}
 _NEAR = 3  # lines between a patch's change and upstream's that may be its cause

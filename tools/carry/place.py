@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tools.git import Repository
-from tools.patch import split_lines
+from tools.base.git import Repository
+from tools.tree.patch import split_lines
 
 _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 

@@ -10,22 +10,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tools import atomic, console, overlay
+from tools.base import atomic, console
+from tools.base.errors import ToolError
+from tools.base.git import Repository
+from tools.base.outcome import Outcome
+from tools.base.project import Project
 from tools.carry import report, resolutions
 from tools.carry.journal import Entry, Journal, Phase, folder
 from tools.carry.landing import Carried, Landing
 from tools.carry.merge import Step, carry, solve
-from tools.edits import Snapshot
-from tools.errors import ToolError
-from tools.export import diff_between, files_of
-from tools.git import Repository
-from tools.outcome import Outcome
-from tools.patch import Patch
-from tools.project import Project
-from tools.releases import Releases, imported
-from tools.series import Series
-from tools.source import Sdist
-from tools.tree import Inputs, Tree
+from tools.carry.releases import Releases, imported
+from tools.source.source import Sdist
+from tools.tree import overlay
+from tools.tree.edits import Snapshot
+from tools.tree.export import diff_between, files_of
+from tools.tree.patch import Patch
+from tools.tree.series import Series
+from tools.tree.tree import Inputs, Tree
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tools.base.git import Repository
+from tools.base.project import Project
 from tools.carry.journal import Entry, Journal
 from tools.carry.landing import Landing
 from tools.carry.uses import Change, Finding, Release, collect, compare
-from tools.git import Repository
-from tools.pin import Pin
-from tools.project import Project
-from tools.tree import base_reference
+from tools.source.pin import Pin
+from tools.tree.tree import base_reference
 
 _MEANING = {
     Landing.CLEAN: "applies as it is",

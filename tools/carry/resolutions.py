@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.errors import ToolError
-from tools.outcome import Outcome
-from tools.patch import split_lines
+from tools.base.errors import ToolError
+from tools.base.outcome import Outcome
+from tools.tree.patch import split_lines
 
 FOLDER = "resolutions"
 _HEAD, _MIDDLE, _TAIL = (

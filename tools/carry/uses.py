@@ -12,8 +12,8 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
-from tools import overlay
-from tools.git import Repository
+from tools.base.git import Repository
+from tools.tree import overlay
 
 _PACKAGE = "vllm"
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import click
 
-from tools import console
-from tools.cli import Settings, json_option
-from tools.outcome import Outcome, Report
-from tools.source import GitRemote, Sdist, Source
-from tools.tree import Tree
+from tools.base import console
+from tools.base.outcome import Outcome, Report
+from tools.cli.group import Settings, json_option
+from tools.source.source import GitRemote, Sdist, Source
+from tools.tree.tree import Tree
 
 
 @click.command("apply")

@@ -5,13 +5,15 @@ from pathlib import Path
 
 import click
 
-from tools import console, extension, lockfile
-from tools.cli import Settings, json_option
-from tools.errors import ToolError
-from tools.outcome import Outcome, Report
-from tools.process import find_program, run
-from tools.source import Sdist
-from tools.tree import Tree
+from tools.base import console
+from tools.base.errors import ToolError
+from tools.base.outcome import Outcome, Report
+from tools.base.process import find_program, run
+from tools.cli.group import Settings, json_option
+from tools.compile import extension
+from tools.source import lockfile
+from tools.source.source import Sdist
+from tools.tree.tree import Tree
 
 # Loads the file by itself and makes it work once.
 _LOAD = """\

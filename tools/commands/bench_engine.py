@@ -4,11 +4,13 @@ import json
 
 import click
 
-from tools import bench, console, extension
-from tools.cli import Settings, json_option
-from tools.outcome import Outcome, Report
-from tools.source import Sdist
-from tools.tree import Tree
+from tools.base import console
+from tools.base.outcome import Outcome, Report
+from tools.cli.group import Settings, json_option
+from tools.compile import extension
+from tools.measure import engine_bench
+from tools.source.source import Sdist
+from tools.tree.tree import Tree
 
 
 @click.command("bench-engine")
@@ -32,7 +34,7 @@ def command(settings: Settings, rounds: int, as_json: bool) -> None:
     project = settings.project
     with project.lock():
         Tree(project).apply(Sdist(project.cache))
-        benchmark = bench.measure(project, extension.build(project), rounds)
+        benchmark = engine_bench.measure(project, extension.build(project), rounds)
     data = benchmark.to_data()
     file = project.build / "bench" / "engine.json"
     file.parent.mkdir(exist_ok=True)

@@ -4,14 +4,15 @@ import json
 
 import click
 
-from tools import console, host_bench
-from tools.builder import ensure_built
-from tools.cli import Settings, json_option
-from tools.host_bench import Verdict
-from tools.outcome import Outcome, Report
-from tools.server import Host
-from tools.source import Sdist
-from tools.tree import Tree
+from tools.base import console
+from tools.base.outcome import Outcome, Report
+from tools.cli.group import Settings, json_option
+from tools.compile.builder import ensure_built
+from tools.measure import host_bench
+from tools.measure.host_bench import Verdict
+from tools.serve.server import Host
+from tools.source.source import Sdist
+from tools.tree.tree import Tree
 
 
 @click.command("bench-host")

@@ -5,14 +5,16 @@ from pathlib import Path
 
 import click
 
-from tools import console, environment, kernel_bench
-from tools.cli import Settings, json_option
-from tools.kernel_bench import Skipped
-from tools.outcome import Outcome, Report
-from tools.process import find_program
-from tools.project import Project
-from tools.source import Sdist
-from tools.tree import Tree
+from tools.base import console
+from tools.base.outcome import Outcome, Report
+from tools.base.process import find_program
+from tools.base.project import Project
+from tools.cli.group import Settings, json_option
+from tools.compile import environment
+from tools.measure import kernel_bench
+from tools.measure.kernel_bench import Skipped
+from tools.source.source import Sdist
+from tools.tree.tree import Tree
 
 
 @click.command("bench-kernel")

@@ -2,9 +2,10 @@
 
 import click
 
-from tools import builder, console
-from tools.cli import Settings, json_option
-from tools.outcome import Outcome, Report
+from tools.base import console
+from tools.base.outcome import Outcome, Report
+from tools.cli.group import Settings, json_option
+from tools.compile import builder
 
 
 @click.command("build")

@@ -4,11 +4,11 @@ import json
 
 import click
 
-from tools import console
-from tools.cli import Settings, json_option
-from tools.demo import Demo
-from tools.outcome import Outcome, Report
-from tools.serving import ensure_serving
+from tools.base import console
+from tools.base.outcome import Outcome, Report
+from tools.cli.group import Settings, json_option
+from tools.measure.demo import Demo
+from tools.serve.serving import ensure_serving
 
 
 @click.command("demo")

@@ -4,13 +4,13 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from tools import console
+from tools.base import console
+from tools.base.outcome import Outcome, Report
 from tools.carry.drift import Drift, measure
 from tools.carry.matrix import releases
-from tools.cli import Settings, json_option
-from tools.outcome import Outcome, Report
-from tools.source import Sdist
-from tools.tree import Tree
+from tools.cli.group import Settings, json_option
+from tools.source.source import Sdist
+from tools.tree.tree import Tree
 
 
 @click.command("drift")

@@ -2,9 +2,9 @@
 
 import click
 
-from tools import console
-from tools.cli import Settings, json_option
-from tools.moves import move, open_stack, patch_argument
+from tools.base import console
+from tools.cli.group import Settings, json_option
+from tools.cli.moves import move, open_stack, patch_argument
 
 
 @click.command("edit")

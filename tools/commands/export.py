@@ -2,13 +2,13 @@
 
 import click
 
-from tools import console
-from tools.cli import Settings, json_option
-from tools.errors import ToolError
-from tools.export import Export
-from tools.outcome import Outcome, Report
-from tools.rewrite import rewrite
-from tools.tree import Tree
+from tools.base import console
+from tools.base.errors import ToolError
+from tools.base.outcome import Outcome, Report
+from tools.cli.group import Settings, json_option
+from tools.stack.rewrite import rewrite
+from tools.tree.export import Export
+from tools.tree.tree import Tree
 
 
 @click.command("export")

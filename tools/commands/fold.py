@@ -2,9 +2,9 @@
 
 import click
 
-from tools.cli import Settings, json_option
-from tools.moves import PatchName, open_stack, patch_argument, show_rewritten
-from tools.reshape import fold
+from tools.cli.group import Settings, json_option
+from tools.cli.moves import PatchName, open_stack, patch_argument, show_rewritten
+from tools.stack.reshape import fold
 
 
 @click.command("fold")

@@ -2,10 +2,10 @@
 
 import click
 
-from tools import console
-from tools.cli import Settings, json_option
-from tools.fuzzer import Fuzzed, Fuzzer
-from tools.outcome import Outcome, Report
+from tools.base import console
+from tools.base.outcome import Outcome, Report
+from tools.cli.group import Settings, json_option
+from tools.measure.fuzzer import Fuzzed, Fuzzer
 
 
 @click.command("fuzz")

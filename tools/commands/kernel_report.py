@@ -2,13 +2,13 @@
 
 import click
 
-from tools import console
-from tools.builder import ensure_built
-from tools.cli import Settings, json_option
-from tools.kernel_report import KernelReport
-from tools.outcome import Outcome, Report
-from tools.source import Sdist
-from tools.tree import Tree
+from tools.base import console
+from tools.base.outcome import Outcome, Report
+from tools.cli.group import Settings, json_option
+from tools.compile.builder import ensure_built
+from tools.measure.kernel_report import KernelReport
+from tools.source.source import Sdist
+from tools.tree.tree import Tree
 
 
 @click.command("kernel-report")

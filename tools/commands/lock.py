@@ -2,10 +2,11 @@
 
 import click
 
-from tools import console, lockfile
-from tools.cli import Settings, json_option
-from tools.index import IndexConfig
-from tools.outcome import Outcome, Report
+from tools.base import console
+from tools.base.outcome import Outcome, Report
+from tools.cli.group import Settings, json_option
+from tools.source import lockfile
+from tools.source.index import IndexConfig
 
 
 @click.command("lock")

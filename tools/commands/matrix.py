@@ -6,12 +6,12 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from tools import atomic, console
+from tools.base import atomic, console
+from tools.base.outcome import Outcome, Report
 from tools.carry import heatmap
 from tools.carry.landing import Landing
 from tools.carry.matrix import Matrix, markdown, measure
-from tools.cli import Settings, json_option
-from tools.outcome import Outcome, Report
+from tools.cli.group import Settings, json_option
 
 _STYLES = {Landing.UPSTREAM: "blue", Landing.RESOLVED: "yellow"}
 

@@ -2,11 +2,11 @@
 
 import click
 
-from tools import console
+from tools.base import console
+from tools.base.outcome import Outcome, Report
 from tools.carry.journal import Journal
 from tools.carry.rebase import Finished, Rebase
-from tools.cli import Settings, json_option
-from tools.outcome import Outcome, Report
+from tools.cli.group import Settings, json_option
 
 _AGAIN = "python -m tools rebase"
 

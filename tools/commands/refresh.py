@@ -2,9 +2,9 @@
 
 import click
 
-from tools.cli import Settings, json_option
-from tools.moves import open_stack, show_rewritten
-from tools.refresh import refresh
+from tools.cli.group import Settings, json_option
+from tools.cli.moves import open_stack, show_rewritten
+from tools.stack.refresh import refresh
 
 
 @click.command("refresh")

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
-from tools import console, extension
-from tools.cli import Settings, json_option
-from tools.outcome import Outcome, Report
-from tools.project import Project
+from tools.base import console
+from tools.base.outcome import Outcome, Report
+from tools.base.project import Project
+from tools.cli.group import Settings, json_option
+from tools.compile import extension
 from tools.replay import plot, result, variant
 from tools.replay.experiment import (
     BASELINES,
@@ -23,8 +24,8 @@ from tools.replay.experiment import (
 )
 from tools.replay.trace import POOL_REQUESTS, Trace
 from tools.replay.workload import WORKLOADS
-from tools.source import Sdist
-from tools.tree import Tree
+from tools.source.source import Sdist
+from tools.tree.tree import Tree
 
 _ENGINE = "tagma"
 _BLOCK_SIZES = ("16", "32")

@@ -3,10 +3,10 @@
 import click
 from rich.table import Table
 
-from tools import console
-from tools.cli import Settings, json_option
-from tools.moves import open_stack, place, place_data
-from tools.outcome import Outcome, Report
+from tools.base import console
+from tools.base.outcome import Outcome, Report
+from tools.cli.group import Settings, json_option
+from tools.cli.moves import open_stack, place, place_data
 
 
 @click.command("series")

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
-from tools import console, model
-from tools.cli import Settings, json_option
-from tools.outcome import Outcome, Report
-from tools.server import HOST, Server, choose_port, running
-from tools.serving import ensure_serving
+from tools.base import console
+from tools.base.outcome import Outcome, Report
+from tools.cli.group import Settings, json_option
+from tools.serve import model
+from tools.serve.server import HOST, Server, choose_port, running
+from tools.serve.serving import ensure_serving
 
 _USUAL_PORT = 8000
 

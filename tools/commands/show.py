@@ -4,13 +4,13 @@ import sys
 
 import click
 
-from tools import console
-from tools.cli import Settings, json_option
-from tools.moves import patch_argument
-from tools.outcome import Outcome, Report
-from tools.patch import Patch
-from tools.series import Series
-from tools.stack import find
+from tools.base import console
+from tools.base.outcome import Outcome, Report
+from tools.cli.group import Settings, json_option
+from tools.cli.moves import patch_argument
+from tools.stack.stack import find
+from tools.tree.patch import Patch
+from tools.tree.series import Series
 
 
 @click.command("show")

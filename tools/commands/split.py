@@ -2,9 +2,9 @@
 
 import click
 
-from tools.cli import Settings, json_option
-from tools.moves import open_stack, patch_argument, show_rewritten
-from tools.reshape import split
+from tools.cli.group import Settings, json_option
+from tools.cli.moves import open_stack, patch_argument, show_rewritten
+from tools.stack.reshape import split
 
 
 @click.command("split")

@@ -4,10 +4,10 @@ from dataclasses import asdict
 
 import click
 
-from tools import console
-from tools.cli import Settings, json_option
-from tools.outcome import Outcome, Report
-from tools.status import Status
+from tools.base import console
+from tools.base.outcome import Outcome, Report
+from tools.cli.group import Settings, json_option
+from tools.tree.status import Status
 
 
 @click.command("status")

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import click
 
-from tools import console
-from tools.cli import Settings, json_option
-from tools.outcome import Outcome, Report
-from tools.process import run_visibly
+from tools.base import console
+from tools.base.outcome import Outcome, Report
+from tools.base.process import run_visibly
+from tools.cli.group import Settings, json_option
 
 # Cheap ones first, so that a mistake shows early.
 JOBS = (

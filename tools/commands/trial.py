@@ -4,12 +4,12 @@ from pathlib import Path
 
 import click
 
-from tools import console, trial
-from tools.cli import Settings, json_option
-from tools.outcome import Outcome, Report
-from tools.tree import Tree
-
-_OWN = Path(__file__).parents[2] / "build" / "venv"
+from tools.base import console
+from tools.base.outcome import Outcome, Report
+from tools.base.project import CHECKOUT
+from tools.cli.group import Settings, json_option
+from tools.measure import trial
+from tools.tree.tree import Tree
 
 
 @click.command("trial", context_settings={"ignore_unknown_options": True})
@@ -35,7 +35,7 @@ def command(
     Example: python -m tools trial -k backend
     """
     project = settings.project
-    chosen = (environment or _OWN).absolute()
+    chosen = (environment or CHECKOUT / "build" / "venv").absolute()
     with project.lock():
         Tree(project).require_current()
         folder = trial.prepare(project, chosen)

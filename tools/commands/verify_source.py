@@ -5,12 +5,12 @@ from pathlib import Path
 
 import click
 
-from tools import console
-from tools.cli import Settings, json_option
-from tools.outcome import Outcome, Report
-from tools.pin import Pin
-from tools.source import GitRemote, Sdist
-from tools.verify import Comparison, compare
+from tools.base import console
+from tools.base.outcome import Outcome, Report
+from tools.cli.group import Settings, json_option
+from tools.source.pin import Pin
+from tools.source.source import GitRemote, Sdist
+from tools.tree.verify import Comparison, compare
 
 _UPSTREAM = "https://github.com/vllm-project/vllm"
 

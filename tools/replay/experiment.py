@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tools.errors import ToolError
-from tools.outcome import Outcome
+from tools.base.errors import ToolError
+from tools.base.outcome import Outcome
 from tools.replay import tagma
 from tools.replay.extents import BestFit, Buddy, FirstFit
 from tools.replay.paged import ContiguousRuns, Paged

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tools.errors import ToolError
-from tools.outcome import Outcome
+from tools.base.errors import ToolError
+from tools.base.outcome import Outcome
 from tools.replay.policy import Hit
 
 

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TextIO
 
-from tools.errors import ToolError
-from tools.outcome import Outcome
+from tools.base.errors import ToolError
+from tools.base.outcome import Outcome
 from tools.replay.request import Request
 
 POOL_REQUESTS = 340  # whose mean size makes the usual pool; Mooncake's is 4M tokens

@@ -8,11 +8,11 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.errors import ToolError
-from tools.extension import build_variant
-from tools.git import Repository
-from tools.outcome import Outcome
-from tools.project import Project
+from tools.base.errors import ToolError
+from tools.base.git import Repository
+from tools.base.outcome import Outcome
+from tools.base.project import Project
+from tools.compile.extension import build_variant
 
 _FOLDER = Path(__file__).with_name("variants")
 _SOURCE = "csrc_tagma"

@@ -1,0 +1,63 @@
+"""What all commands share: help with an example, and completion."""
+
+import os
+import subprocess
+import sys
+
+import click
+import pytest
+from conftest import REPOSITORY, Checkout
+
+from tools.cli.group import main
+
+COMMANDS = main.list_commands(click.Context(main))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example_and_json(name: str) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None and command.name == name
+    assert f"Example: python -m tools {name}" in (command.help or "") or (
+        "&& python -m tools " + name in (command.help or "")
+    )
+    assert "--json" in [option for p in command.params for option in p.opts]
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("goto 00", ["0001-count.patch", "0002-crlf.patch"]),
+        ("edit cr", ["0002-crlf.patch"]),
+        ("fold 2 --into c", ["0001-count.patch", "0002-crlf.patch"]),
+        ("ref", ["refresh"]),
+    ],
+)
+def test_completion_knows_commands_and_patches(
+    checkout: Checkout, words: str, expected: list[str]
+) -> None:
+    line = f"tagma --project {checkout.project.root} {words}"
+    done = subprocess.run(
+        [sys.executable, "-m", "tools"],
+        cwd=REPOSITORY,
+        env={
+            **os.environ,
+            "_TAGMA_COMPLETE": "bash_complete",
+            "COMP_WORDS": "\n".join(line.split()),
+            "COMP_CWORD": str(len(line.split()) - 1),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert [line.split(",")[1] for line in done.stdout.splitlines()] == expected
+
+
+def test_program_runs_from_any_folder(checkout: Checkout) -> None:
+    """Its name is what a shell completes."""
+    program = REPOSITORY / "tools" / "bin" / "tagma"
+    done = subprocess.run(
+        [program, "--project", checkout.project.root, "series"],
+        cwd=checkout.project.root,
+        capture_output=True,
+        text=True,
+    )
+    assert "0002-crlf.patch" in done.stdout, done.stderr

@@ -1,0 +1,65 @@
+"""What a server must show of ranges; the demo reads it from real servers."""
+
+import pytest
+
+from tools.measure.observed import problems, values
+
+METRICS = """\
+# HELP vllm:kv_cache_tagma_spills_total Growths.
+vllm:kv_cache_tagma_spills_total{engine="0",model_name="m"} 3.0
+vllm:kv_cache_tagma_window_evictions_total{engine="0",model_name="m"} 0.0
+vllm:kv_cache_tagma_cap_events_total{engine="0",model_name="m"} 0.0
+vllm:kv_cache_tagma_largest_free_extent_blocks{engine="0",model_name="m"} 12.0
+vllm:kv_cache_tagma_one_range_requests_perc{engine="0",model_name="m"} 0.5
+vllm:kv_cache_tagma_ranges_per_request_bucket{engine="0",le="1.0",model_name="m"} 2.0
+vllm:kv_cache_tagma_ranges_per_request_count{engine="0",model_name="m"} 4.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.1
+"""
+LOG = (
+    "INFO 11-29 [tagma_logger.py:1] Engine 000: KV cache ranges: 50.0% of 4 reqs in "
+    "one range, Largest free extent: 12 blocks, Spills: 3, Window evictions: 0, "
+    "Cap events: 0\n"
+)
+
+
+def test_values_are_those_of_the_backend_alone():
+    assert values(METRICS) == {
+        "spills_total": 3.0,
+        "window_evictions_total": 0.0,
+        "cap_events_total": 0.0,
+        "largest_free_extent_blocks": 12.0,
+        "one_range_requests_perc": 0.5,
+        "ranges_per_request_count": 4.0,
+    }
+
+
+def test_all_shown_is_no_problem():
+    assert list(problems("tagma", METRICS, LOG)) == []
+
+
+@pytest.mark.parametrize("name", values(METRICS))
+def test_a_missing_metric_is_named(name):
+    lines = METRICS.splitlines(keepends=True)
+    cut = "".join(line for line in lines if f"_{name}{{" not in line)
+    assert list(problems("tagma", cut, LOG)) == [
+        f"/metrics lacks vllm:kv_cache_tagma_{name}"
+    ]
+
+
+def test_a_count_that_stood_still_is_a_problem():
+    still = METRICS.replace('m"} 3.0', 'm"} 0.0')
+    assert list(problems("tagma", still, LOG)) == [
+        "vllm:kv_cache_tagma_spills_total is 0"
+    ]
+
+
+def test_a_missing_log_line_is_a_problem():
+    assert list(problems("tagma", METRICS, "")) == ["the log has no line about ranges"]
+
+
+def test_paged_shows_none_of_it():
+    assert list(problems("paged", "vllm:kv_cache_usage_perc 0.1", "")) == []
+    for metrics, log in ((METRICS, ""), ("", LOG)):
+        assert list(problems("paged", metrics, log)) == [
+            "paged shows what only tagma measures"
+        ]

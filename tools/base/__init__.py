@@ -1,0 +1,1 @@
+"""What every package stands on: console, errors, processes, git, files."""

@@ -1,0 +1,217 @@
+"""The one gateway for subprocesses: logged, never through a shell."""
+
+import logging
+import shlex
+import shutil
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.base import fault
+from tools.base.errors import ToolError
+from tools.base.outcome import Outcome
+
+log = logging.getLogger(__name__)
+_inherited: list[int] = []
+
+
+@contextmanager
+def inherited(descriptor: int) -> Iterator[None]:
+    """Let every program that `run` starts in the block hold a file open."""
+    _inherited.append(descriptor)
+    try:
+        yield
+    finally:
+        _inherited.remove(descriptor)
+
+
+def inherited_files() -> tuple[int, ...]:
+    """Return what a program started now would hold open."""
+    return tuple(_inherited)
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A finished process: exit status and what it wrote, byte for byte."""
+
+    argv: tuple[str, ...]
+    status: int
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def text(self) -> str:
+        """Standard output as text, without the final newline."""
+        return self.stdout.decode("utf-8", "surrogateescape").rstrip("\n")
+
+    @property
+    def error_text(self) -> str:
+        """Standard error as text, without surrounding white space."""
+        return self.stderr.decode("utf-8", "replace").strip()
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes | None = None,
+    check: bool = True,
+    output: Path | None = None,
+    shown: Sequence[str | Path] = (),
+) -> Completed:
+    """Run a program to its end.
+
+    Args:
+        argv: The program and its arguments.
+        cwd: Working directory.
+        env: The whole environment of the process; None inherits ours.
+        stdin: Bytes to feed; None gives it an empty input.
+        check: Raise if the status is not zero.
+        output: File that receives both output streams instead of the result.
+        shown: What to call the command in an error, if not by all of `argv`.
+
+    Raises:
+        ToolError: The program is missing, or failed and `check` is set.
+    """
+    args = tuple(str(arg) for arg in argv)
+    log.debug("run %s (in %s)", shlex.join(args), cwd or Path.cwd())
+    fault.point()
+    sink = output.open("ab") if output else None
+    try:
+        done = subprocess.run(
+            args,
+            cwd=cwd,
+            env=dict(env) if env is not None else None,
+            input=stdin if stdin is not None else b"",
+            stdout=sink or subprocess.PIPE,
+            stderr=subprocess.STDOUT if sink else subprocess.PIPE,
+            check=False,
+            pass_fds=inherited_files(),
+        )
+    except FileNotFoundError as error:
+        raise _missing(args[0]) from error
+    finally:
+        if sink:
+            sink.close()
+    result = Completed(args, done.returncode, done.stdout or b"", done.stderr or b"")
+    if check and result.status != 0:
+        last = (result.error_text or result.text).splitlines()[-20:]
+        name = shlex.join(map(str, (shown or args)[:6]))
+        steps = (f"Read {output}",) if output else ()
+        raise ToolError(
+            Outcome.COMMAND_FAILED,
+            f"{name} failed with status {result.status}",
+            steps,
+            tuple(last),
+        )
+    return result
+
+
+def run_visibly(argv: Sequence[str | Path], *, to_stderr: bool = False) -> int:
+    """Run a program whose output is the user's to read; return its status.
+
+    Args:
+        argv: The program and its arguments.
+        to_stderr: Send its standard output to our standard error.
+    """
+    args = [str(arg) for arg in argv]
+    log.debug("run visibly %s", shlex.join(args))
+    return subprocess.run(
+        args,
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr if to_stderr else None,
+        check=False,
+    ).returncode
+
+
+def run_watched(
+    argv: Sequence[str | Path],
+    *,
+    output: Path,
+    on_line: Callable[[str], None],
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """Run a long program, showing each line of its output to the caller.
+
+    The output goes through a pipe of ours, so the program ends with us.
+
+    Args:
+        argv: The program and its arguments.
+        output: File that receives both output streams too.
+        on_line: Called with every line.
+        cwd: Working directory.
+        env: The whole environment of the process; None inherits ours.
+
+    Raises:
+        ToolError: The program is missing or failed.
+    """
+    args = [str(arg) for arg in argv]
+    log.debug("watch %s (in %s)", shlex.join(args), cwd or Path.cwd())
+    output.parent.mkdir(parents=True, exist_ok=True)
+    last: deque[str] = deque(maxlen=20)
+    try:
+        process = subprocess.Popen(
+            args,
+            cwd=cwd,
+            env=dict(env) if env is not None else None,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except FileNotFoundError as error:
+        raise _missing(args[0]) from error
+    with process, output.open("w", encoding="utf-8") as sink:
+        assert process.stdout
+        for line in process.stdout:
+            sink.write(line)
+            last.append(line.rstrip("\n"))
+            on_line(line)
+    if process.returncode != 0:
+        raise ToolError(
+            Outcome.COMMAND_FAILED,
+            f"{shlex.join(args[:6])} failed with status {process.returncode}",
+            (f"Read {output}",),
+            tuple(last),
+        )
+
+
+def start(
+    argv: Sequence[str | Path], *, env: Mapping[str, str], output: Path
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, both streams going to `output`.
+
+    A session of its own lets the caller end the program with all its children.
+    """
+    args = [str(arg) for arg in argv]
+    log.debug("start %s", shlex.join(args))
+    with output.open("wb") as sink:
+        return subprocess.Popen(
+            args,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def find_program(name: str) -> Path | None:
+    """Return the path of a program on PATH, if it is there."""
+    found = shutil.which(name)
+    return Path(found) if found else None
+
+
+def _missing(program: str) -> ToolError:
+    return ToolError(
+        Outcome.MISSING_TOOL,
+        f"{program} is not installed",
+        (f"Install {Path(program).name} and run the command again",),
+    )

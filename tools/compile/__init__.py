@@ -1,0 +1,1 @@
+"""Extension, wheel and environments."""

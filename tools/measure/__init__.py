@@ -1,0 +1,1 @@
+"""What measures and compares: demo, benchmarks, soak, fuzzing."""

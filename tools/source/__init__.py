@@ -1,0 +1,1 @@
+"""Upstream's release: its pin, where it comes from, the lock files."""

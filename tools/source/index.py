@@ -1,0 +1,150 @@
+"""The package index that pip is configured with."""
+
+import ast
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import requests
+from pypi_simple import (
+    PYPI_SIMPLE_ENDPOINT,
+    NoSuchProjectError,
+    ProgressTracker,
+    PyPISimple,
+)
+from requests.adapters import HTTPAdapter
+from urllib3.util import Retry
+
+from tools.base.errors import ToolError
+from tools.base.outcome import Outcome
+from tools.base.process import run
+
+Progress = Callable[[int | None], ProgressTracker]
+
+_CREDENTIALS = re.compile(r"//[^/@\s]+@")
+_TIMEOUT_S = 60.0
+_BUSY = (429, 500, 502, 503, 504)
+
+# Sections of `pip config list`, weakest first.
+_SECTIONS = ("global", "install", "download", ":env:")
+
+
+@dataclass(frozen=True)
+class IndexConfig:
+    """What pip's configuration says about where packages come from.
+
+    Args:
+        urls: Simple indexes, the main one first.
+        find_links: Local folders with package files.
+        certificates: Certificate bundle, or None for the default.
+    """
+
+    urls: tuple[str, ...]
+    find_links: tuple[Path, ...]
+    certificates: str | None
+
+    @classmethod
+    def from_pip(cls) -> "IndexConfig":
+        """Ask pip, so that its files, variables and their order of strength count."""
+        listed = run([sys.executable, "-m", "pip", "config", "list"]).text
+        return cls.parse(listed)
+
+    @classmethod
+    def parse(cls, listed: str) -> "IndexConfig":
+        """Parse the output of `pip config list`.
+
+        >>> IndexConfig.parse("global.index-url='https://a/simple'").urls
+        ('https://a/simple',)
+        """
+        settings: dict[str, str] = {}
+        entries = [line.partition("=") for line in listed.splitlines()]
+        for section in _SECTIONS:
+            for name, _, value in entries:
+                if name.startswith(f"{section}."):
+                    key = name.removeprefix(f"{section}.")
+                    settings[key] = str(ast.literal_eval(value))
+        urls = [settings.get("index-url", PYPI_SIMPLE_ENDPOINT)]
+        urls += settings.get("extra-index-url", "").split()
+        if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
+            urls = []
+        links = settings.get("find-links", "").split()
+        return cls(
+            # A file: index is a folder of folders that only pip itself can read.
+            tuple(url for url in urls if urlsplit(url).scheme in ("http", "https")),
+            tuple(Path(link) for link in links if Path(link).is_dir()),
+            settings.get("cert"),
+        )
+
+    def client(self, url: str) -> PyPISimple:
+        """Return a client of one index, with pip's certificates."""
+        session = requests.Session()
+        # Indexes answer 5xx for moments; a refused connection stays refused.
+        retry = Retry(total=4, connect=1, backoff_factor=0.5, status_forcelist=_BUSY)
+        session.mount("https://", HTTPAdapter(max_retries=retry))
+        if self.certificates:
+            session.verify = self.certificates
+        return PyPISimple(url, session=session)
+
+    def download(
+        self, project: str, filename: str, target: Path, progress: Progress
+    ) -> bool:
+        """Download a file from the first index that has it.
+
+        Which index serves it does not matter, since the caller checks its hash.
+
+        Returns:
+            False if no configured index has the file.
+
+        Raises:
+            requests.RequestException: An index could not be reached.
+        """
+        for url in self.urls:
+            with self.client(url) as client:
+                try:
+                    packages = client.get_project_page(
+                        project, timeout=_TIMEOUT_S
+                    ).packages
+                except NoSuchProjectError:
+                    continue
+                for package in packages:
+                    if package.filename == filename:
+                        client.download_package(
+                            package,
+                            target,
+                            verify=False,
+                            progress=progress,
+                            timeout=_TIMEOUT_S,
+                        )
+                        return True
+        return False
+
+    def digest(self, project: str, filename: str) -> str:
+        """Return the sha256 that an index states for a file; "" if none does.
+
+        Raises:
+            requests.RequestException: An index could not be reached.
+        """
+        for url in self.urls:
+            with self.client(url) as client:
+                try:
+                    page = client.get_project_page(project, timeout=_TIMEOUT_S)
+                except NoSuchProjectError:
+                    continue
+                for package in page.packages:
+                    if package.filename == filename:
+                        return package.digests.get("sha256", "")
+        return ""
+
+
+def offline(what: str, error: Exception, mend: str) -> ToolError:
+    """Return the error of a download that could not reach the index."""
+    reason = _CREDENTIALS.sub("//", str(error).partition("\n")[0])[:300]
+    return ToolError(
+        Outcome.OFFLINE,
+        f"{what} is not in the cache and the package index cannot be reached",
+        ("Connect to the network and run the command again", mend),
+        (reason,),
+    )

@@ -1,0 +1,1 @@
+"""What edits the series, as quilt does."""

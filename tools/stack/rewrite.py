@@ -1,0 +1,178 @@
+"""Changes of the series: replayed by three-way merge, proven, then written."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tools.base.errors import ToolError
+from tools.base.git import Repository
+from tools.base.outcome import Outcome
+from tools.base.project import Project
+from tools.tree.export import Step, diff_between, files_of
+from tools.tree.patch import Patch
+from tools.tree.transaction import Changes, File, Transaction, copy_inputs, write
+from tools.tree.tree import Inputs, Tree
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """The result of a rewrite.
+
+    Args:
+        changed: The files of the checkout that were written or removed.
+        kept: The folder with copies of what was replaced or removed; "": nothing
+            was.
+    """
+
+    changed: tuple[str, ...]
+    kept: str
+
+    @property
+    def outcome(self) -> Outcome:
+        """DONE or UNCHANGED."""
+        return Outcome.DONE if self.changed else Outcome.UNCHANGED
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        """Lines for people."""
+        kept = (f"what they replace is kept in {self.kept}",) if self.kept else ()
+        return (*self.changed, *kept)
+
+
+def rewrite(
+    tree: Tree,
+    steps: Sequence[Step],
+    position: int,
+    overlays: Changes | None = None,
+    work_tree: str | None = None,
+    mend: tuple[str, ...] = (),
+) -> Rewritten:
+    """Replace the series, in patches/ and in the tree, as a whole.
+
+    The patches are replayed over the overlays as they are now, exported to a folder
+    of their own, applied from there and compared. Nothing else is written before
+    that; a run that is killed after it is completed by the next one.
+
+    Args:
+        tree: The tree; the caller holds the project's lock.
+        steps: The patches in their new order.
+        position: How many of them the work tree will have.
+        overlays: Changes of overlay files in their source folders.
+        work_tree: A commit of what the work tree holds now; by default HEAD.
+        mend: What the user can do about a conflict.
+
+    Raises:
+        ToolError: A patch conflicts, or would change nothing. Nothing has changed.
+    """
+    project = tree.project
+    with tree.scratch() as scratch:
+        copy_inputs(project.root, scratch)
+        shadow = Project(scratch, project.build, project.cache)
+        write(overlays or {}, scratch)
+        # The present patches may be broken; they are about to be replaced.
+        laid = tree.lay_overlays(Inputs.read(shadow, relock=True, series=False))
+        start = tree.repository.tree_of(laid)
+        trees = _replay(tree.repository, start, steps, mend)
+        patches = [
+            replace(step.patch, diff=diff_between(tree.repository, before, after))
+            for step, before, after in zip(steps, trees, trees[1:], strict=False)
+        ]
+        series = _series_changes(project.patches, patches)
+        write(series, scratch)
+        new = tree.build(Inputs.read(shadow, relock=True))
+    commits = tree.commits(new)
+    if [tree.repository.tree_of(commit) for commit in commits] != trees:
+        raise ToolError(
+            Outcome.WRONG_TREE,
+            "the exported patches do not give the tree's own files",
+            (f"Compare: git -C {project.tree} diff {new.commit} {trees[-1]}",),
+        )
+    here = commits[position]
+    tree.refuse_overwriting(here, work_tree)
+    lock = {"upstream/tree.lock": File(f"{trees[-1]}\n".encode())}
+    changes = _real(project.root, {**series, **(overlays or {}), **lock})
+    state = replace(new, position="" if here == new.commit else here)
+    transaction = Transaction.stage(project, changes, asdict(state))
+    tree.carry_out(transaction)
+    return Rewritten(tuple(sorted(changes)), transaction.kept)
+
+
+def _replay(
+    repository: Repository, base: str, steps: Sequence[Step], mend: tuple[str, ...]
+) -> list[str]:
+    """Return the tree ids of the base and after each step."""
+    trees = [base]
+    for step in steps:
+        tree = merge(repository, step, trees[-1], mend)
+        if tree == trees[-1]:
+            raise ToolError(
+                Outcome.BAD_PATCH,
+                f"{step.patch.name} would change nothing",
+                (f"Drop it: python -m tools drop {step.patch.name}",),
+            )
+        trees.append(tree)
+    return trees
+
+
+def merge(repository: Repository, step: Step, onto: str, mend: tuple[str, ...]) -> str:
+    """Return the tree with a step's change on top of another tree.
+
+    Args:
+        repository: The repository.
+        step: The change.
+        onto: Git tree id to make the change on.
+        mend: What the user can do about a conflict.
+
+    Raises:
+        ToolError: There is a conflict.
+    """
+    if step.before == onto:
+        return step.after
+    base = repository.commit_tree(step.before, "base\n", None)
+    ours = repository.commit_tree(onto, "ours\n", base)
+    theirs = repository.commit_tree(step.after, "theirs\n", base)
+    done = repository.git(
+        *("-c", "merge.renames=false", "merge-tree", "--write-tree", "--name-only"),
+        *("-z", ours, theirs),
+        check=False,
+    )
+    if done.status == 0:
+        return done.text.split("\0")[0]
+    if done.status != 1:
+        raise ToolError(
+            Outcome.COMMAND_FAILED,
+            f"git merge-tree failed with status {done.status}",
+            ("It needs git 2.38 or later: git --version",),
+            tuple(done.error_text.splitlines()[-5:]),
+        )
+    files = done.text.split("\0\0")[0].split("\0")[1:]
+    raise ToolError(
+        Outcome.CONFLICT,
+        f"{step.patch.name} conflicts with the change; nothing was written",
+        mend,
+        tuple(f"conflict in {file}" for file in files),
+    )
+
+
+def _series_changes(folder: Path, patches: Sequence[Patch]) -> Changes:
+    """Return what makes a patch folder hold these patches."""
+    wanted = files_of(folder, patches)
+    present = {path.name for path in folder.glob("*.patch")}
+    changes: Mapping[str, File | None] = {
+        name: File(wanted[name]) if name in wanted else None
+        for name in (*wanted, *sorted(present - set(wanted)))
+    }
+    return {f"{folder.name}/{name}": file for name, file in changes.items()}
+
+
+def _real(root: Path, changes: Changes) -> Changes:
+    """Return the changes without those that change nothing."""
+
+    def is_real(name: str, file: File | None) -> bool:
+        path = root / name
+        if not file or not path.exists():
+            return bool(file) != path.exists()
+        executable = bool(path.stat().st_mode & 0o100)
+        return (path.read_bytes(), executable) != (file.data, file.executable)
+
+    return {name: file for name, file in changes.items() if is_real(name, file)}

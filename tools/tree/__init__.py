@@ -1,0 +1,1 @@
+"""The patched tree: made from pin, overlays and series, and exported again."""

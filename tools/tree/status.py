@@ -1,0 +1,135 @@
+"""Where the tree, the patches and the overlays stand to each other."""
+
+from dataclasses import dataclass
+
+from tools.base.errors import ToolError
+from tools.base.project import Project
+from tools.tree import overlay
+from tools.tree.export import Export
+from tools.tree.transaction import Transaction
+from tools.tree.tree import Inputs, State, Tree
+
+
+@dataclass(frozen=True)
+class Status:
+    """What `status` tells; reading it changes nothing.
+
+    Args:
+        version: The pinned release.
+        commit: Its upstream commit.
+        tree: "missing", "current", "stale" (made of other inputs) or "interrupted"
+            (a run was killed).
+        applied: The patches that the work tree has.
+        popped: The patches that it has not.
+        edits: Files changed in the work tree.
+        commits: Commits in the tree that are not in patches/.
+        changed: Patches and overlays that are not as in the tree, by their path in
+            the checkout.
+    """
+
+    version: str
+    commit: str
+    tree: str
+    applied: tuple[str, ...]
+    popped: tuple[str, ...]
+    edits: tuple[str, ...] = ()
+    commits: int = 0
+    changed: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, project: Project) -> "Status":
+        """Look at a checkout.
+
+        Raises:
+            ToolError: Pin or series are broken.
+        """
+        inputs = Inputs.read(project)
+        names = inputs.series.names
+        pin = inputs.pin
+        tree = Tree(project)
+        state = tree.state if tree.repository.exists else None
+        if state is None:
+            return cls(pin.version, pin.commit, "missing", (), names)
+        repository = tree.repository
+        changed = _changed_overlays(tree, state, inputs)
+        made = names  # the patches that the tree was made of
+        try:
+            export = Export.between(tree, project.patches, state.overlays, state.commit)
+            made = tuple(patch.name for patch in export.patches)
+            changed += [f"patches/{n}" for n in export.differences(project.patches)]
+        except ToolError as error:
+            changed.append(f"patches/: {error.message}")
+        position = tree.commits(state).index(state.here)
+        ahead = repository.git("rev-list", "--count", f"{state.here}..HEAD").text
+        return cls(
+            pin.version,
+            pin.commit,
+            _tree_word(project, state, inputs),
+            made[:position],
+            made[position:],
+            tuple(repository.changed_paths()),
+            int(ahead),
+            tuple(changed),
+        )
+
+    @property
+    def message(self) -> str:
+        """One line for people."""
+        if self.tree == "missing":
+            return f"vllm {self.version}; there is no tree yet"
+        total = len(self.applied) + len(self.popped)
+        last = f", the last is {self.applied[-1]}" if self.applied else ""
+        return (
+            f"vllm {self.version}; the tree is {self.tree}; {len(self.applied)} of "
+            f"{total} patches are applied{last}"
+        )
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        """Further lines for people."""
+        return (
+            *(f"edited in the tree: {path}" for path in self.edits),
+            *([f"commits in the tree: {self.commits}"] if self.commits else []),
+            *(f"not as in the tree: {path}" for path in self.changed),
+        )
+
+    @property
+    def next_steps(self) -> tuple[str, ...]:
+        """What the user can do now."""
+        if self.tree == "missing":
+            return ("Make it: python -m tools apply",)
+        steps = []
+        if self.commits:
+            steps.append("Write the commits to patches/: python -m tools export")
+        if self.edits:
+            steps.append("Write the edits back: python -m tools refresh")
+        if self.tree != "current":
+            steps.append("Make the tree anew: python -m tools apply --lock")
+        if self.popped:
+            steps.append("Apply the other patches: python -m tools push --all")
+        return tuple(steps)
+
+
+def _tree_word(project: Project, state: State, inputs: Inputs) -> str:
+    if state.moving or Transaction.pending(project):
+        return "interrupted"
+    return "current" if state.inputs == inputs.digest() else "stale"
+
+
+def _changed_overlays(tree: Tree, state: State, inputs: Inputs) -> list[str]:
+    """Return the overlay files whose source is not as it was laid."""
+    repository = tree.repository
+    paths = "".join(f"{file.source}\n" for file in inputs.overlays)
+    blobs = repository.git(
+        "hash-object", "--no-filters", "--stdin-paths", stdin=paths.encode()
+    ).text.split()
+    now = {
+        file.target: f"{file.mode} blob {blob}"
+        for file, blob in zip(inputs.overlays, blobs, strict=True)
+    }
+    laid = repository.paths_between(f"{state.overlays}^", state.overlays)
+    listed = repository.git("ls-tree", "-r", "-z", state.overlays).text.split("\0")
+    entries = (entry.split("\t") for entry in listed if entry)
+    then = {path: what for what, path in entries if path in laid}
+    targets = sorted(t for t in now | then if now.get(t) != then.get(t))
+    return [overlay.source_of(target) or target for target in targets]
