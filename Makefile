@@ -11,7 +11,7 @@ TOOLS := build/tools/bin/python -m tools
 READY := build/tools/ready
 
 .PHONY: serve test apply build develop demo bench-engine bench-host bench-kernel
-.PHONY: kernel-report soak fuzz replay export lock lint clean status push pop refresh
+.PHONY: kernel-report soak fuzz replay export lock style help clean status push pop refresh
 .PHONY: lint-series rebase matrix
 .DEFAULT_GOAL := serve
 
@@ -81,8 +81,11 @@ lint-series: $(READY) ## patches and overlays: headers, white space, names
 lock: $(READY) ## the environments' lock files, from the package index
 	$(TOOLS) lock
 
-lint: $(READY) ## ruff and mypy
+style: $(READY) ## ruff, mypy and clang-format
 	$(TOOLS) test lint
+
+help: ## this list
+	@sed -nE 's/^([a-z-]+):.* ## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 26
 
 clean: ## all of build/ but the copies of dropped edits; not in the middle of a rebase
 	@[ ! -e build/rebase/journal.json ] || { echo "build/rebase has your edits:" \

@@ -1,0 +1,1 @@
+"""Pictures of the documentation, drawn from what this repository says of itself."""
