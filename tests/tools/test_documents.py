@@ -6,7 +6,7 @@ from functools import cache
 
 import click
 import pytest
-from conftest import REPOSITORY
+from checkout import REPOSITORY
 
 from tools.cli.group import main
 

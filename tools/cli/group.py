@@ -1,10 +1,9 @@
-"""The command group: options that all commands share, and how errors end."""
+"""The command group: its own options, its help, and how errors end."""
 
 import logging
 import os
 import shlex
 import sys
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from tools.base import console
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome, Report
 from tools.base.project import CHECKOUT, Project
+from tools.cli.options import Settings
 
 _COMMANDS = CHECKOUT / "tools" / "commands"
 _COMPLETE = "_TAGMA_COMPLETE"
@@ -98,13 +98,6 @@ def _invocation(root: Path | None, build: Path | None) -> str:
     return shlex.join(words)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The options before the command's name."""
-
-    project: Project
-
-
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -134,8 +127,3 @@ def main(
         logging.getLogger("urllib3").setLevel(logging.ERROR)
     console.invocation = _invocation(root, build)
     ctx.obj = Settings(Project.at(root or CHECKOUT, build))
-
-
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print the result as one JSON object."
-)

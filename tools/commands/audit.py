@@ -9,7 +9,7 @@ from tools.base import console
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome, Report
 from tools.base.process import find_program, run
-from tools.cli.group import Settings, json_option
+from tools.cli.options import Settings, json_option
 from tools.compile import extension
 from tools.source import lockfile
 from tools.source.source import Sdist

@@ -9,7 +9,7 @@ from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.base.process import find_program
 from tools.base.project import Project
-from tools.cli.group import Settings, json_option
+from tools.cli.options import Settings, json_option
 from tools.compile import environment
 from tools.measure import kernel_bench
 from tools.measure.kernel_bench import Skipped

@@ -8,7 +8,7 @@ from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.carry.drift import Drift, measure
 from tools.carry.matrix import releases
-from tools.cli.group import Settings, json_option
+from tools.cli.options import Settings, json_option
 from tools.source.source import Sdist
 from tools.tree.tree import Tree
 

@@ -5,7 +5,7 @@ import click
 from tools.base import console
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome, Report
-from tools.cli.group import Settings, json_option
+from tools.cli.options import Settings, json_option
 from tools.stack.rewrite import rewrite
 from tools.tree.export import Export
 from tools.tree.tree import Tree

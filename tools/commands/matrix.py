@@ -11,7 +11,7 @@ from tools.base.outcome import Outcome, Report
 from tools.carry import heatmap
 from tools.carry.landing import Landing
 from tools.carry.matrix import Matrix, markdown, measure
-from tools.cli.group import Settings, json_option
+from tools.cli.options import Settings, json_option
 
 _STYLES = {Landing.UPSTREAM: "blue", Landing.RESOLVED: "yellow"}
 

@@ -7,7 +7,7 @@ import click
 
 from tools.base import atomic, console
 from tools.base.outcome import Outcome, Report
-from tools.cli.group import Settings, json_option
+from tools.cli.options import Settings, json_option
 from tools.picture.architecture import PICTURES
 from tools.picture.flow import draw
 

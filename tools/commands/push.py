@@ -3,8 +3,8 @@
 import click
 
 from tools.base import console
-from tools.cli.group import Settings, json_option
 from tools.cli.moves import move, open_stack
+from tools.cli.options import Settings, json_option
 
 
 @click.command("push")

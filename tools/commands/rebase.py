@@ -6,7 +6,7 @@ from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.carry.journal import Journal
 from tools.carry.rebase import Finished, Rebase
-from tools.cli.group import Settings, json_option
+from tools.cli.options import Settings, json_option
 
 _AGAIN = "python -m tools rebase"
 

@@ -10,7 +10,7 @@ import click
 from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.base.project import Project
-from tools.cli.group import Settings, json_option
+from tools.cli.options import Settings, json_option
 from tools.compile import extension
 from tools.replay import plot, result, variant
 from tools.replay.experiment import (

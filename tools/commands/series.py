@@ -5,8 +5,8 @@ from rich.table import Table
 
 from tools.base import console
 from tools.base.outcome import Outcome, Report
-from tools.cli.group import Settings, json_option
 from tools.cli.moves import open_stack, place, place_data
+from tools.cli.options import Settings, json_option
 
 
 @click.command("series")

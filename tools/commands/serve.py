@@ -9,7 +9,7 @@ import click
 
 from tools.base import console
 from tools.base.outcome import Outcome, Report
-from tools.cli.group import Settings, json_option
+from tools.cli.options import Settings, json_option
 from tools.serve import model
 from tools.serve.server import HOST, Server, choose_port, running
 from tools.serve.serving import ensure_serving

@@ -6,8 +6,8 @@ import click
 
 from tools.base import console
 from tools.base.outcome import Outcome, Report
-from tools.cli.group import Settings, json_option
 from tools.cli.moves import patch_argument
+from tools.cli.options import Settings, json_option
 from tools.stack.stack import find
 from tools.tree.patch import Patch
 from tools.tree.series import Series

@@ -2,8 +2,8 @@
 
 import click
 
-from tools.cli.group import Settings, json_option
 from tools.cli.moves import open_stack, patch_argument, show_rewritten
+from tools.cli.options import Settings, json_option
 from tools.stack.reshape import split
 
 

@@ -6,7 +6,7 @@ import click
 
 from tools.base import console
 from tools.base.outcome import Outcome, Report
-from tools.cli.group import Settings, json_option
+from tools.cli.options import Settings, json_option
 from tools.tree.status import Status
 
 

@@ -8,7 +8,7 @@ import click
 from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.base.process import run_visibly
-from tools.cli.group import Settings, json_option
+from tools.cli.options import Settings, json_option
 
 # Cheap ones first, so that a mistake shows early.
 JOBS = (

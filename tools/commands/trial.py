@@ -7,7 +7,7 @@ import click
 from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.base.project import CHECKOUT
-from tools.cli.group import Settings, json_option
+from tools.cli.options import Settings, json_option
 from tools.measure import trial
 from tools.tree.tree import Tree
 

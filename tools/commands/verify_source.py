@@ -7,7 +7,7 @@ import click
 
 from tools.base import console
 from tools.base.outcome import Outcome, Report
-from tools.cli.group import Settings, json_option
+from tools.cli.options import Settings, json_option
 from tools.source.pin import Pin
 from tools.source.source import GitRemote, Sdist
 from tools.tree.verify import Comparison, compare

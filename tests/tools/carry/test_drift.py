@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import CORE, FILES, Checkout, tree_id
-from test_rebase import CONFLICT, release
+from checkout import CORE, FILES, Checkout, tree_id
+from releases import CONFLICT, release
 
 from tools.base.git import Repository
 from tools.carry.drift import Closeness

@@ -13,7 +13,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from conftest import CORE, FILES, HEADER, REPOSITORY, Checkout, make_sdist, tree_id
+from checkout import CORE, FILES, HEADER, REPOSITORY, Checkout, make_sdist
+from releases import CONFLICT, release
 
 from tools.base import atomic, fault
 from tools.base.errors import ToolError
@@ -28,23 +29,6 @@ from tools.source.source import Sdist
 from tools.tree.patch import Patch
 
 OTHER = "def third():\n    value = 0\n    value += 3\n    return value\n"
-
-
-def release(checkout: Checkout, changes: dict[str, str | None], version: str = "2.0"):
-    """Make another release: the files of 1.0 with changes; None deletes a file."""
-    files = {k: v for k, v in FILES.items() if changes.get(k, "") is not None}
-    files |= {k: v.encode() for k, v in changes.items() if v is not None}
-    project = checkout.project
-    made = project.root.parent / f"{project.root.name}-{version}.tar.gz"
-    sha256 = make_sdist(made, files)
-    kept = project.cache / "files" / sha256 / f"vllm-{version}.tar.gz"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(made, kept)
-    tree = tree_id(project.root.parent / f"{project.root.name}-{version}-tree", files)
-    with project.releases_file.open("a") as file:
-        file.write(
-            f'["{version}"]\nsha256 = "{sha256}"\ntree = "{tree}"\ncommit = "abc"\n'
-        )
 
 
 def put_on(checkout: Checkout, version: str) -> None:
@@ -268,9 +252,6 @@ def test_patch_that_both_would_put_into_another_function_stops(
 
 
 # ---- a conflict
-
-
-CONFLICT = {"vllm/core.py": CORE.replace("total += 2", "total += 20")}
 
 
 def resolve(checkout: Checkout, text: str = "total += 23") -> None:

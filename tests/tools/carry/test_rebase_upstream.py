@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
+from checkout import REPOSITORY
 
 from tools.base.project import Project
 from tools.compile import extension

@@ -6,7 +6,7 @@ import sys
 
 import click
 import pytest
-from conftest import REPOSITORY, Checkout
+from checkout import REPOSITORY, Checkout
 
 from tools.cli.group import main
 

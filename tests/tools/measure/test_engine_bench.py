@@ -5,7 +5,7 @@ import subprocess
 import sysconfig
 
 import pytest
-from conftest import REPOSITORY
+from checkout import REPOSITORY
 
 from tools.base.project import Project
 from tools.measure import engine_bench

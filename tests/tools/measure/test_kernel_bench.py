@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from conftest import REPOSITORY
+from checkout import REPOSITORY
 
 from tools.measure import kernel_bench
 from tools.measure.kernel_bench import KernelBench, Skipped

@@ -4,8 +4,8 @@ import re
 import shutil
 from pathlib import Path
 
+from checkout import REPOSITORY
 from click.testing import CliRunner
-from conftest import REPOSITORY
 
 from tools.cli.group import main
 from tools.picture.architecture import PICTURES
@@ -32,7 +32,8 @@ def test_an_outdated_picture_is_named_and_then_drawn(tmp_path: Path) -> None:
 def test_paths_that_a_picture_names_exist() -> None:
     for flow in PICTURES.values():
         text = " ".join(line for box in flow.boxes.values() for line in box.lines)
-        for path in re.findall(r"(?:upstream|tools|tests|patches)/[\w./]+(?!-)\b", text):
+        named = re.findall(r"(?:upstream|tools|tests|patches)/[\w./]+(?!-)\b", text)
+        for path in named:
             assert (REPOSITORY / path).exists(), path
 
 

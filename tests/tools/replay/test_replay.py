@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY, Checkout
+from checkout import REPOSITORY, Checkout
 
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome

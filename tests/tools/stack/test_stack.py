@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import CORE, FILES, HEADER, Checkout, make_sdist, tree_id
+from checkout import CORE, FILES, HEADER, Checkout, make_sdist, tree_id
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from conftest import (
+from checkout import (
     CORE,
     FILES,
     FIRST_PATCH,

@@ -3,7 +3,7 @@
 import string
 
 import pytest
-from conftest import Checkout
+from checkout import Checkout
 from hypothesis import given
 from hypothesis import strategies as st
 

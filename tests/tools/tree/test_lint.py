@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from conftest import FIRST_PATCH, HEADER, REPOSITORY, Checkout
+from checkout import FIRST_PATCH, HEADER, REPOSITORY, Checkout
 
 from tools.base.project import Project
 from tools.tree import lint

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import FILES, Checkout, make_sdist, tree_id
+from checkout import FILES, Checkout, make_sdist, tree_id
 
 from tools.base.git import Repository
 
