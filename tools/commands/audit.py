@@ -12,7 +12,7 @@ from tools.base.process import find_program, run
 from tools.cli.group import Settings, json_option
 from tools.compile import extension
 from tools.source import lockfile
-from tools.source.source import Sdist
+from tools.source.fetch import Sdist
 from tools.tree.tree import Tree
 
 # Loads the file by itself and makes it work once.

@@ -11,7 +11,7 @@ from tools.compile.builder import ensure_built
 from tools.measure import host_bench
 from tools.measure.host_bench import Verdict
 from tools.serve.server import Host
-from tools.source.source import Sdist
+from tools.source.fetch import Sdist
 from tools.tree.tree import Tree
 
 

@@ -10,7 +10,7 @@ from tools.cli.group import Settings, json_option
 from tools.compile.builder import ensure_built
 from tools.measure.soak import Soaked, run_soak
 from tools.serve.server import Host
-from tools.source.source import Sdist
+from tools.source.fetch import Sdist
 from tools.tree.tree import Tree
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tools.base import console
+from tools.base.digest import sha256
 from tools.base.errors import ToolError
 from tools.base.git import Repository
 from tools.base.outcome import Outcome
@@ -17,7 +18,6 @@ from tools.base.project import Project
 from tools.base.stamp import Stamp
 from tools.compile.wheel import VERSION_FILE
 from tools.source import lockfile
-from tools.source.download import sha256
 
 
 def ensure(project: Project) -> bool:

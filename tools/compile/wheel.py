@@ -21,12 +21,13 @@ from typing import IO
 from packaging.requirements import InvalidRequirement, Requirement
 
 from tools.base import console
+from tools.base.digest import sha256
 from tools.base.errors import ToolError
 from tools.base.git import Repository
 from tools.base.outcome import Outcome
 from tools.base.project import Project
 from tools.base.stamp import Stamp
-from tools.source import download
+from tools.source.fetch import fetch
 from tools.source.pin import Pin
 
 _PACKAGE = "vllm"
@@ -84,14 +85,14 @@ def build(project: Project, pin: Pin, device: str, extension: Path) -> Wheel:
         "version": version(pin, device),
         "prebuilt": artifact.sha256,
         "tree": repository.tree_of("HEAD"),
-        "extension": download.sha256(extension),
-        "recipe": download.sha256(Path(__file__)),
+        "extension": sha256(extension),
+        "recipe": sha256(Path(__file__)),
     }
     folder = project.build / "wheel" / device
     stamp = Stamp(folder / "wheel.json")
     if stamp.fits(inputs) and (found := list(folder.glob("*.whl"))):
         return Wheel(found[0], inputs, False)
-    prebuilt = download.fetch(artifact, project.cache)
+    prebuilt = fetch(artifact, project.cache)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     platform = platform_tag(artifact.filename, extension.read_bytes())

@@ -7,7 +7,7 @@ from tools.base.project import Project
 from tools.compile.builder import ensure_built
 from tools.serve.model import ensure_model
 from tools.serve.server import Host
-from tools.source.source import Sdist
+from tools.source.fetch import Sdist
 from tools.tree.tree import Tree
 
 
