@@ -10,7 +10,7 @@ from tools.cli.group import Settings, json_option
 from tools.compile.builder import ensure_built
 from tools.measure import host_bench
 from tools.measure.host_bench import Verdict
-from tools.serve.server import Host
+from tools.serve.host import Host
 from tools.source.fetch import Sdist
 from tools.tree.tree import Tree
 

@@ -9,7 +9,7 @@ from tools.base.outcome import Outcome, Report
 from tools.cli.group import Settings, json_option
 from tools.compile.builder import ensure_built
 from tools.measure.soak import Soaked, run_soak
-from tools.serve.server import Host
+from tools.serve.host import Host
 from tools.source.fetch import Sdist
 from tools.tree.tree import Tree
 

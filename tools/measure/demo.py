@@ -26,7 +26,9 @@ from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
 from tools.measure import observed
 from tools.serve import model
-from tools.serve.server import HOST, Host, Server, choose_port, running
+from tools.serve.host import Host
+from tools.serve.port import ADDRESS, choose_port
+from tools.serve.server import Server, running
 
 BACKENDS = ("paged", "tagma")
 
@@ -45,7 +47,7 @@ _ARGUMENTS = (
     "--enable-prompt-tokens-details",
     "--seed=0",
     f"--served-model-name={model.NAME}",
-    f"--host={HOST}",
+    f"--host={ADDRESS}",
 )
 
 _READY_S = 300.0

@@ -18,7 +18,7 @@ from rich.table import Table
 from tools import inside
 from tools.base import console
 from tools.base.process import run_watched
-from tools.serve.server import Host
+from tools.serve.host import Host
 
 PAGED, TAGMA, EITHER = "paged", "tagma", "either"
 _PROGRAM = inside.FOLDER / "measure_host.py"

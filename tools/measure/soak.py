@@ -10,7 +10,7 @@ from tools.base import console
 from tools.base.errors import ToolError
 from tools.base.process import run_watched
 from tools.base.project import Project
-from tools.serve.server import Host
+from tools.serve.host import Host
 
 _MODULE = "tests.v1.core.tagma_soak"
 

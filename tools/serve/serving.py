@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tools.base.project import Project
 from tools.compile.builder import ensure_built
+from tools.serve.host import Host
 from tools.serve.model import ensure_model
-from tools.serve.server import Host
 from tools.source.fetch import Sdist
 from tools.tree.tree import Tree
 
