@@ -1,10 +1,12 @@
 """The extension vllm.tagma, compiled through upstream's own CMakeLists."""
 
+import importlib.util
 import os
 import shutil
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 from tools.base import console
 from tools.base.errors import ToolError
@@ -79,6 +81,15 @@ def build(project: Project) -> Path:
     run_cmake("install", "--install", folder, "--component", _TARGET,
               "--prefix", target, "--strip")  # fmt: skip
     return target / "vllm" / f"{_TARGET}.abi3.so"
+
+
+def load(path: Path) -> Any:
+    """Load the compiled extension by itself, without the package vllm."""
+    spec = importlib.util.spec_from_file_location("tagma", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def build_variant(project: Project, source: Path, name: str, *defines: str) -> Path:
