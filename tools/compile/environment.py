@@ -143,7 +143,7 @@ def _require_covered() -> None:
 
 
 def _install_lock(project: Project, lock: Path) -> None:
-    total = len(lockfile.read_pins(lock.with_suffix(".in")))
+    total = len(lockfile.read_packages(lock.with_suffix(".in")))
     with console.step(f"fetch the {total} packages of {lock.name}", total) as step:
 
         def show(line: str) -> None:

@@ -37,7 +37,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
-class Timing:
+class HostTiming:
     """One operation on one backend.
 
     Args:
@@ -58,7 +58,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Goal:
+class HostGoal:
     """Bounds on a ratio.
 
     Args:
@@ -105,7 +105,7 @@ class HostBenchmark:
         setting: The machine and the pool.
     """
 
-    def __init__(self, timings: Sequence[Timing], setting: Mapping[str, Any]):
+    def __init__(self, timings: Sequence[HostTiming], setting: Mapping[str, Any]):
         self.timings = timings
         self.setting = setting
         self._medians = {(t.operation, t.backend): t.median_ns for t in timings}
@@ -114,7 +114,7 @@ class HostBenchmark:
     def from_data(cls, data: Mapping[str, Any]) -> "HostBenchmark":
         """Read what the measuring program wrote."""
         timings = [
-            Timing(t["operation"], t["backend"], tuple(t["rounds_ns"]))
+            HostTiming(t["operation"], t["backend"], tuple(t["rounds_ns"]))
             for t in data["timings"]
         ]
         return cls(timings, {k: v for k, v in data.items() if k != "timings"})
@@ -130,7 +130,7 @@ class HostBenchmark:
         paged = self._medians.get((operation, PAGED))
         return tagma / paged if tagma is not None and paged else None
 
-    def goals(self) -> tuple[Goal, ...]:
+    def goals(self) -> tuple[HostGoal, ...]:
         """Return the goals and how far each is reached.
 
         Raises:
@@ -138,14 +138,14 @@ class HostBenchmark:
         """
         return tuple(self._goals())
 
-    def _goals(self) -> Iterator[Goal]:
+    def _goals(self) -> Iterator[HostGoal]:
         for operation, (must, aim) in _RATIOS.items():
             medians = [self._medians[operation, side] for side in (TAGMA, PAGED)]
-            yield Goal(
+            yield HostGoal(
                 f"{operation}: tagma / paged", medians[0] / medians[1], must, aim
             )
         growth = self._medians[_LONG, TAGMA] / self._medians[_SHORT, TAGMA]
-        yield Goal(
+        yield HostGoal(
             "admit 128K / admit 4K, caching off, one range: tagma", growth, *_GROWTH
         )
 
