@@ -4,7 +4,6 @@ A goal that is missed is shown, never an error: a busy machine must not fail a b
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -18,10 +17,10 @@ from rich.table import Table
 from tools import inside
 from tools.base import console
 from tools.base.process import run_watched
+from tools.base.project import CHECKOUT
 from tools.serve.host import Host
 
 PAGED, TAGMA, EITHER = "paged", "tagma", "either"
-_PROGRAM = inside.FOLDER / "measure_host.py"
 _SCENARIOS = 12  # the program prints a line after each
 
 _STEP = "decode step of 512 requests"
@@ -220,14 +219,12 @@ def measure(host: Host, build: Path, rounds: int) -> HostBenchmark:
     """
     file = build / "bench" / "host-rounds.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    # The user's own vLLM settings must not make a difference here.
-    base = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_")}
-    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     with console.step("time both managers", _SCENARIOS) as step:
         run_watched(
-            [host.venv / "bin" / "python", _PROGRAM, str(rounds), file],
+            inside.command(host.python, "measure_host", str(rounds), file),
             output=build / "logs" / "bench-host.log",
             on_line=lambda line: step.advance(line == "scenario\n"),
-            env=host.environment(base) | quiet,
+            cwd=CHECKOUT,
+            env=host.neutral_environment() | {"VLLM_LOGGING_LEVEL": "ERROR"},
         )
     return HostBenchmark.from_data(json.loads(file.read_text("utf-8")))

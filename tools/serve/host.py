@@ -24,7 +24,13 @@ class Host:
     def of(cls, venv: Path) -> "Host":
         """Return the host of an environment; its vLLM's version names the device."""
         code = "from importlib.metadata import version; print(version('vllm'))"
-        return cls(venv, "cpu" in run([venv / "bin" / "python", "-c", code]).text)
+        python = venv / "bin" / "python"
+        return cls(venv, "cpu" in run([python, "-c", code]).text)
+
+    @property
+    def python(self) -> Path:
+        """The interpreter."""
+        return self.venv / "bin" / "python"
 
     @property
     def vllm(self) -> Path:
@@ -50,3 +56,12 @@ class Host:
         if self.on_cpu:
             env["TRITON_INTERPRET"] = "1"
         return env
+
+    def neutral_environment(self) -> dict[str, str]:
+        """Return the variables of a program that measures.
+
+        The user's own vLLM settings make no difference there, and nothing is
+        downloaded.
+        """
+        base = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_")}
+        return self.environment(base) | {"HF_HUB_OFFLINE": "1"}

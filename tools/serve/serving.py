@@ -31,7 +31,15 @@ def ensure_serving(project: Project) -> Serving:
         ToolError: One of them failed, or another run is at work.
     """
     with project.lock():
-        Tree(project).apply(Sdist(project.cache))
-        venv = ensure_built(project)
-        model = ensure_model(project, venv / "bin" / "python")
-    return Serving(Host.of(venv), model)
+        host = ensure_host(project)
+        return Serving(host, ensure_model(project, host.python))
+
+
+def ensure_host(project: Project) -> Host:
+    """Apply and build where it is needed. The caller holds the project's lock.
+
+    Raises:
+        ToolError: One of them failed.
+    """
+    Tree(project).apply(Sdist(project.cache))
+    return Host.of(ensure_built(project))

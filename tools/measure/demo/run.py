@@ -4,7 +4,6 @@ Everything shown was measured on these servers. A comparison fails if one token
 differs, and also if a scenario did not do what it is there for.
 """
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -96,9 +95,7 @@ class Demo:
 
     @contextmanager
     def _server(self, backend: str, probe: Probe) -> Iterator[Server]:
-        # The user's own vLLM settings must not make a difference here.
-        base = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_")}
-        env = self.host.environment(base) | probe.environment(base)
+        env = self.host.neutral_environment()
         port = choose_port(None)
         with running(
             [
@@ -111,7 +108,7 @@ class Demo:
                 f"--kv-cache-backend={backend}",
             ],
             name=f"vllm serve ({backend})",
-            env=env | {"HF_HUB_OFFLINE": "1", "VLLM_LOG_STATS_INTERVAL": "1"},
+            env=env | probe.environment(env) | {"VLLM_LOG_STATS_INTERVAL": "1"},
             port=port,
             log=self.build / "logs" / f"demo-{backend}.log",
             limit_s=_READY_S,
