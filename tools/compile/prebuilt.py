@@ -19,7 +19,10 @@ class Prebuilt:
 
     def __init__(self, path: Path):
         self.name = path.name
-        self.zip = zipfile.ZipFile(path)
+        try:
+            self.zip = zipfile.ZipFile(path)
+        except zipfile.BadZipFile as error:
+            raise bad_wheel(f"{self.name} is no wheel: {error}") from error
         self._raw = path.open("rb")
         self.members = {
             info.filename: info for info in self.zip.infolist() if not info.is_dir()

@@ -5,23 +5,22 @@ are stored, so nothing is compressed here. That takes a second or two, and the
 wheel's bytes depend on its inputs alone, not on this machine's zlib.
 """
 
-import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.base import console
-from tools.base.digest import sha256
+from tools.base import atomic, console
+from tools.base.digest import sha256, sha256_of_all
 from tools.base.git import Repository
 from tools.base.project import Project
 from tools.base.stamp import Stamp
 from tools.compile.prebuilt import Prebuilt
-from tools.compile.wheel_metadata import metadata, version_file
+from tools.compile.wheel_metadata import metadata, tags, version_file
 from tools.compile.wheel_writer import PACKAGE, WheelWriter, digest
 from tools.source.fetch import fetch
-from tools.source.pin import Pin
+from tools.source.pin import Artifact, Pin
 
 _EXTENSION = "vllm/tagma.abi3.so"
 VERSION_FILE = "vllm/_version.py"
@@ -71,14 +70,7 @@ def build(project: Project, pin: Pin, device: str, extension: Path) -> Wheel:
             requirement of the tree cannot stand in a wheel.
     """
     artifact = pin.wheel(device)
-    repository = Repository(project.tree)
-    inputs = {
-        "version": version(pin, device),
-        "prebuilt": artifact.sha256,
-        "tree": repository.tree_of("HEAD"),
-        "extension": sha256(extension),
-        "recipe": sha256(Path(__file__)),
-    }
+    inputs = _inputs(project, version(pin, device), artifact, extension)
     folder = project.build / "wheel" / device
     stamp = Stamp(folder / "wheel.json")
     if stamp.fits(inputs) and (found := list(folder.glob("*.whl"))):
@@ -86,24 +78,17 @@ def build(project: Project, pin: Pin, device: str, extension: Path) -> Wheel:
     prebuilt = fetch(artifact, project.cache)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    platform = platform_tag(artifact.filename, extension.read_bytes())
-    path = folder / f"{PACKAGE}-{inputs['version']}-{_PYTHON_TAG}-{platform}.whl"
+    tag = f"{_PYTHON_TAG}-{platform_tag(artifact.filename, extension.read_bytes())}"
+    path = folder / f"{PACKAGE}-{inputs['version']}-{tag}.whl"
     partial = path.with_suffix(".partial")
     with Prebuilt(prebuilt) as base, WheelWriter(partial, inputs["version"]) as writer:
-        members = [
-            *_tree_members(repository),
-            (_EXTENSION, extension.read_bytes(), 0o755),
-            (VERSION_FILE, version_file(inputs["version"]), 0o644),
-        ]
         own = {
             "METADATA": metadata(project.tree, device, base, inputs["version"]),
-            "WHEEL": (
-                "Wheel-Version: 1.0\nGenerator: tagma\nRoot-Is-Purelib: false\n"
-                f"Tag: {_PYTHON_TAG}-{platform}\n"
-            ),
+            "WHEEL": tags(tag),
         }
+        members = _members(project.tree, extension, inputs["version"])
         _assemble(writer, base, members, own)
-    os.replace(partial, path)
+    atomic.move(partial, path)
     stamp.write(inputs)
     return Wheel(path, inputs, True)
 
@@ -124,6 +109,19 @@ def platform_tag(prebuilt: str, extension: bytes) -> str:
         if needed > _ALLOWED_SYMBOLS[library]:
             return "linux_x86_64"
     return prebuilt.removesuffix(".whl").rpartition("-")[2]
+
+
+def _inputs(
+    project: Project, text: str, prebuilt: Artifact, extension: Path
+) -> dict[str, str]:
+    """Return what the wheel's bytes depend on; the recipe is this whole folder."""
+    return {
+        "version": text,
+        "prebuilt": prebuilt.sha256,
+        "tree": Repository(project.tree).tree_of("HEAD"),
+        "extension": sha256(extension),
+        "recipe": sha256_of_all(sorted(Path(__file__).parent.rglob("*.py"))),
+    }
 
 
 _Member = tuple[str, bytes, int]
@@ -159,11 +157,17 @@ def _assemble(
             writer.copy(writer.info + name, base, base.info + name, 0o644)
 
 
-def _tree_members(repository: Repository) -> Iterator[_Member]:
-    """Iterate over the tracked files of the package, which equal the work tree's."""
-    listed = repository.git("ls-tree", "-r", "-z", "HEAD", PACKAGE).text
+def _members(tree: Path, extension: Path, text: str) -> Iterator[_Member]:
+    """Iterate over the members of our own.
+
+    They are the tracked files of the package, which equal the work tree's, the
+    extension and the version.
+    """
+    listed = Repository(tree).git("ls-tree", "-r", "-z", "HEAD", PACKAGE).text
     for entry in listed.split("\0"):
         if entry:
             attributes, _, name = entry.partition("\t")
             mode = 0o755 if attributes.startswith("100755") else 0o644
-            yield name, (repository.path / name).read_bytes(), mode
+            yield name, (tree / name).read_bytes(), mode
+    yield _EXTENSION, extension.read_bytes(), 0o755
+    yield VERSION_FILE, version_file(text), 0o644

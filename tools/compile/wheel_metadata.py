@@ -1,4 +1,4 @@
-"""What our wheel says of itself: version and METADATA."""
+"""What our wheel says of itself: version, tags and METADATA."""
 
 import re
 from collections.abc import Iterator
@@ -18,6 +18,11 @@ def version_file(text: str) -> bytes:
         f"__version_tuple__ = version_tuple = {parts!r}\n"
         "__commit_id__ = commit_id = None\n"
     ).encode()
+
+
+def tags(tag: str) -> str:
+    """Return the file WHEEL."""
+    return f"Wheel-Version: 1.0\nGenerator: tagma\nRoot-Is-Purelib: false\nTag: {tag}\n"
 
 
 def metadata(tree: Path, device: str, base: Prebuilt, text: str) -> str:
@@ -63,7 +68,5 @@ def _requirement(line: str) -> Requirement:
     except InvalidRequirement as error:
         raise bad_wheel(f"{line!r} is no requirement: {error}") from error
     if requirement.url:
-        raise bad_wheel(
-            f"a wheel cannot require an address: {line}",
-        )
+        raise bad_wheel(f"a wheel cannot require an address: {line}")
     return requirement
