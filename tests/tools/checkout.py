@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from tools.base.git import Repository
 from tools.base.project import Project
 from tools.cli.group import main
-from tools.source.source import Sdist
+from tools.source.fetch import Sdist
 from tools.tree.tree import Tree
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -13,8 +13,8 @@ from tools.carry.landing import Landing
 from tools.carry.merge import Step, carry, solve
 from tools.carry.releases import Releases, imported
 from tools.carry.uses import Change, Finding, Release, Use, collect, compare
+from tools.source.fetch import Sdist
 from tools.source.pin import Pin
-from tools.source.source import Sdist
 from tools.tree import overlay
 from tools.tree.patch import Patch
 from tools.tree.tree import Inputs, Tree, base_reference

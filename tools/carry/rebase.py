@@ -20,7 +20,7 @@ from tools.carry.journal import Entry, Journal, Phase, folder
 from tools.carry.landing import Carried, Landing
 from tools.carry.merge import Step, carry, solve
 from tools.carry.releases import Releases, imported
-from tools.source.source import Sdist
+from tools.source.fetch import Sdist
 from tools.tree import overlay
 from tools.tree.edits import Snapshot
 from tools.tree.export import diff_between, files_of

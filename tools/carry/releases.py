@@ -10,9 +10,9 @@ import requests
 from tools.base import atomic, console
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
+from tools.source.fetch import Sdist
 from tools.source.index import IndexConfig, offline
 from tools.source.pin import Artifact, Pin
-from tools.source.source import Sdist
 from tools.tree.tree import Tree
 
 _PROJECT = "vllm"

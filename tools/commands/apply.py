@@ -7,7 +7,7 @@ import click
 from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.cli.options import Settings, json_option
-from tools.source.source import GitRemote, Sdist, Source
+from tools.source.fetch import GitRemote, ReleaseSource, Sdist
 from tools.tree.tree import Tree
 
 
@@ -50,7 +50,9 @@ def command(
     if url and Path(url).is_dir():
         url = str(Path(url).resolve())
     project = settings.project
-    source: Source = GitRemote(url, commit) if url else Sdist(project.cache, file)
+    source: ReleaseSource = (
+        GitRemote(url, commit) if url else Sdist(project.cache, file)
+    )
     with project.lock():
         applied = Tree(project).apply(source, drop=drop, relock=relock)
     verb = "is up to date" if applied.outcome is Outcome.UNCHANGED else "made"

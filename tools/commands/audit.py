@@ -10,9 +10,9 @@ from tools.base.errors import ToolError
 from tools.base.outcome import Outcome, Report
 from tools.base.process import find_program, run
 from tools.cli.options import Settings, json_option
-from tools.compile import extension
+from tools.compile import cmake, extension
 from tools.source import lockfile
-from tools.source.source import Sdist
+from tools.source.fetch import Sdist
 from tools.tree.tree import Tree
 
 # Loads the file by itself and makes it work once.
@@ -46,7 +46,7 @@ def command(settings: Settings, as_json: bool) -> None:
         Tree(project).apply(Sdist(project.cache))
         path = extension.build(project)
     oldest = lockfile.pythons(lockfile.PYTHONS[:1])
-    abi3audit = extension.tool("abi3audit")
+    abi3audit = cmake.tool("abi3audit")
     run([abi3audit, "--strict", "--assume-minimum-abi3", oldest, path])
     pythons = _find_pythons()
     loaded = {name: _load(python, path) for name, python in pythons.items()}

@@ -9,7 +9,7 @@ from tools.base.outcome import Outcome, Report
 from tools.cli.options import Settings, json_option
 from tools.compile import extension
 from tools.measure import engine_bench
-from tools.source.source import Sdist
+from tools.source.fetch import Sdist
 from tools.tree.tree import Tree
 
 

@@ -7,12 +7,9 @@ import click
 from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.cli.options import Settings, json_option
-from tools.compile.builder import ensure_built
 from tools.measure import host_bench
 from tools.measure.host_bench import Verdict
-from tools.serve.server import Host
-from tools.source.source import Sdist
-from tools.tree.tree import Tree
+from tools.serve.serving import ensure_host
 
 
 @click.command("bench-host")
@@ -36,8 +33,7 @@ def command(settings: Settings, rounds: int, as_json: bool) -> None:
     """
     project = settings.project
     with project.lock():
-        Tree(project).apply(Sdist(project.cache))
-        host = Host.of(ensure_built(project))
+        host = ensure_host(project)
     benchmark = host_bench.measure(host, project.build, rounds)
     data = benchmark.to_data()
     file = project.build / "bench" / "host.json"

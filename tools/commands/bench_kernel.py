@@ -13,7 +13,7 @@ from tools.cli.options import Settings, json_option
 from tools.compile import environment
 from tools.measure import kernel_bench
 from tools.measure.kernel_bench import Skipped
-from tools.source.source import Sdist
+from tools.source.fetch import Sdist
 from tools.tree.tree import Tree
 
 

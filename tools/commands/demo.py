@@ -7,7 +7,7 @@ import click
 from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.cli.options import Settings, json_option
-from tools.measure.demo import Demo
+from tools.measure.demo.run import Demo
 from tools.serve.serving import ensure_serving
 
 

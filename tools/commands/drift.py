@@ -9,7 +9,7 @@ from tools.base.outcome import Outcome, Report
 from tools.carry.drift import Drift, measure
 from tools.carry.matrix import releases
 from tools.cli.options import Settings, json_option
-from tools.source.source import Sdist
+from tools.source.fetch import Sdist
 from tools.tree.tree import Tree
 
 

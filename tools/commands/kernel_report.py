@@ -7,7 +7,7 @@ from tools.base.outcome import Outcome, Report
 from tools.cli.options import Settings, json_option
 from tools.compile.builder import ensure_built
 from tools.measure.kernel_report import KernelReport
-from tools.source.source import Sdist
+from tools.source.fetch import Sdist
 from tools.tree.tree import Tree
 
 

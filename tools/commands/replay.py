@@ -24,7 +24,7 @@ from tools.replay.experiment import (
 )
 from tools.replay.trace import POOL_REQUESTS, Trace
 from tools.replay.workload import WORKLOADS
-from tools.source.source import Sdist
+from tools.source.fetch import Sdist
 from tools.tree.tree import Tree
 
 _ENGINE = "tagma"

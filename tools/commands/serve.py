@@ -11,7 +11,8 @@ from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.cli.options import Settings, json_option
 from tools.serve import model
-from tools.serve.server import HOST, Server, choose_port, running
+from tools.serve.port import ADDRESS, choose_port
+from tools.serve.server import Server, running
 from tools.serve.serving import ensure_serving
 
 _USUAL_PORT = 8000
@@ -61,7 +62,7 @@ def command(
             *host.arguments,
             *(() if other else ("--kv-cache-memory-bytes=1G",)),
             f"--served-model-name={name}",
-            f"--host={HOST}",
+            f"--host={ADDRESS}",
             f"--port={port}",
             "--kv-cache-backend=tagma",
             *extra,

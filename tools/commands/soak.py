@@ -7,11 +7,8 @@ import click
 from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.cli.options import Settings, json_option
-from tools.compile.builder import ensure_built
 from tools.measure.soak import Soaked, run_soak
-from tools.serve.server import Host
-from tools.source.source import Sdist
-from tools.tree.tree import Tree
+from tools.serve.serving import ensure_host
 
 
 @click.command("soak")
@@ -36,8 +33,7 @@ def command(ctx: click.Context, steps: int, as_json: bool) -> None:
     settings: Settings = ctx.obj
     project = settings.project
     with project.lock():
-        Tree(project).apply(Sdist(project.cache))
-        host = Host.of(ensure_built(project))
+        host = ensure_host(project)
     soaked = run_soak(project, host, steps)
     file = project.build / "bench" / "soak.json"
     file.parent.mkdir(exist_ok=True)

@@ -8,8 +8,8 @@ import click
 from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.cli.options import Settings, json_option
+from tools.source.fetch import GitRemote, Sdist
 from tools.source.pin import Pin
-from tools.source.source import GitRemote, Sdist
 from tools.tree.verify import Comparison, compare
 
 _UPSTREAM = "https://github.com/vllm-project/vllm"

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.base.digest import sha256
 from tools.base.project import Project
 from tools.compile import environment, extension, toolchain, wheel
-from tools.source import download
+from tools.source.fetch import fetch
 from tools.source.pin import Pin
 from tools.tree.tree import Tree
 
@@ -76,7 +77,7 @@ def build_fully(project: Project, device: str) -> Built:
     path = environment.build_wheel(project, target, variables)
     if device != "cpu":
         return Built(path, None, ("wheel",))
-    environment.install(project, path, {"full": download.sha256(path)})
+    environment.install(project, path, {"full": sha256(path)})
     return Built(path, project.venv, ("wheel", "install"))
 
 
@@ -95,7 +96,7 @@ def build_in_place(project: Project) -> None:
     Tree(project).require_current(edits=True)
     environment.ensure(project)
     pin = Pin.read(project.pin_file)
-    prebuilt = download.fetch(pin.wheel("cpu"), project.cache)
+    prebuilt = fetch(pin.wheel("cpu"), project.cache)
     variables = {
         "VLLM_TARGET_DEVICE": "cpu",
         "VLLM_USE_PRECOMPILED": "1",

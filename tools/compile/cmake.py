@@ -1,11 +1,48 @@
-"""C++ programs of csrc_tagma/, each with a CMakeLists.txt of its own."""
+"""CMake, and the programs of csrc_tagma/ that have a CMakeLists.txt of their own."""
 
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tools.base import console
-from tools.base.process import run_watched
+from tools.base.errors import ToolError
+from tools.base.outcome import Outcome
+from tools.base.process import find_program, run_watched
 from tools.base.project import Project
-from tools.compile.extension import tool
+
+
+def tool(name: str) -> Path:
+    """Return a program of the tools' own environment, or else of PATH.
+
+    Raises:
+        ToolError: There is none.
+    """
+    own = Path(sys.executable).with_name(name)
+    found = own if own.is_file() else find_program(name)
+    if not found:
+        raise ToolError(
+            Outcome.MISSING_TOOL,
+            f"{name} is not installed",
+            ("Run the command through make, which installs the tools' environment",),
+        )
+    return found
+
+
+def run(
+    log: Path, *arguments: str | Path, env: Mapping[str, str] | None = None
+) -> None:
+    """Run CMake; what it prints goes to the log alone.
+
+    Args:
+        log: The file.
+        arguments: CMake's arguments.
+        env: The whole environment of the process; None inherits ours.
+
+    Raises:
+        ToolError: CMake is missing or failed.
+    """
+    command = [tool("cmake"), *arguments]
+    run_watched(command, output=log, on_line=lambda line: None, env=env)
 
 
 def build(project: Project, name: str, *definitions: str) -> Path:
@@ -29,13 +66,5 @@ def build(project: Project, name: str, *definitions: str) -> Path:
     steps["configure"] += [f"-D{entry}" for entry in entries]
     with console.step(f"compile {source.relative_to(project.root)}"):
         for step, arguments in steps.items():
-            run_watched(
-                [tool("cmake"), *arguments],
-                output=project.build / "logs" / f"engine-{name}-{step}.log",
-                on_line=_ignore,
-            )
+            run(project.build / "logs" / f"engine-{name}-{step}.log", *arguments)
     return folder
-
-
-def _ignore(line: str) -> None:
-    """Leave a line to the log."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tools.base import console
+from tools.base.digest import sha256
 from tools.base.errors import ToolError
 from tools.base.git import Repository
 from tools.base.outcome import Outcome
@@ -17,7 +18,6 @@ from tools.base.project import Project
 from tools.base.stamp import Stamp
 from tools.compile.wheel import VERSION_FILE
 from tools.source import lockfile
-from tools.source.download import sha256
 
 
 def ensure(project: Project) -> bool:
@@ -143,7 +143,7 @@ def _require_covered() -> None:
 
 
 def _install_lock(project: Project, lock: Path) -> None:
-    total = len(lockfile.read_pins(lock.with_suffix(".in")))
+    total = len(lockfile.read_packages(lock.with_suffix(".in")))
     with console.step(f"fetch the {total} packages of {lock.name}", total) as step:
 
         def show(line: str) -> None:

@@ -1,17 +1,20 @@
 """The extension vllm.tagma, compiled through upstream's own CMakeLists."""
 
+import importlib.util
 import os
 import shutil
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 from tools.base import console
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
-from tools.base.process import find_program, run, run_watched
+from tools.base.process import find_program, run
 from tools.base.project import Project
 from tools.base.stamp import Stamp
+from tools.compile import cmake
 
 _TARGET = "tagma"
 _COMPILERS = ("c++", "g++", "clang++")
@@ -19,6 +22,7 @@ _COMPILERS = ("c++", "g++", "clang++")
 # CMakeLists.txt asks an installed PyTorch where its CMake files are, and wants a
 # Torch package. The extension uses nothing of PyTorch, so these stand-ins make its
 # build the same for every device, and possible before PyTorch is installed.
+_STUB_FOLDER = "torch-stub"
 _STUB = {
     "python/torch/__init__.py": "from torch import utils\n",
     "python/torch/utils/__init__.py": (
@@ -49,36 +53,23 @@ def build(project: Project) -> Path:
     """
     _require_compiler()
     folder = project.build / "cmake"
-    stub = folder / "torch-stub"
-    cmake = tool("cmake")
-    # DESTDIR would move the installed file elsewhere.
-    env = {name: text for name, text in os.environ.items() if name != "DESTDIR"}
-    env["PYTHONPATH"] = str(stub / "python")
-
-    def run_cmake(name: str, *arguments: str | Path) -> None:
-        log = project.build / "logs" / f"extension-{name}.log"
-        run_watched([cmake, *arguments], output=log, on_line=_ignore, env=env)
-
-    arguments = _arguments(project.tree, folder)
-    inputs = {
-        "cmake": str(cmake),
-        "compiler": os.environ.get("CXX", ""),
-        "arguments": "\n".join(arguments),
-    }
-    stamp = Stamp(folder / "configured.json")
-    if not stamp.fits(inputs):
-        console.note("configure the extension …")
-        shutil.rmtree(folder, ignore_errors=True)
-        _write_stub(stub)
-        run_cmake("configure", *arguments)
-        stamp.write(inputs)
-    run_cmake("compile", "--build", folder, "--target", _TARGET)
+    _configure(project, folder)
+    _run_cmake(project, "compile", "--build", folder, "--target", _TARGET)
     target = project.build / "ext"
     # CMake compares times by the second and would keep a file of the same one.
     shutil.rmtree(target, ignore_errors=True)
-    run_cmake("install", "--install", folder, "--component", _TARGET,
-              "--prefix", target, "--strip")  # fmt: skip
+    _run_cmake(project, "install", "--install", folder, "--component", _TARGET,
+               "--prefix", target, "--strip")  # fmt: skip
     return target / "vllm" / f"{_TARGET}.abi3.so"
+
+
+def load(path: Path) -> Any:
+    """Load the compiled extension by itself, without the package vllm."""
+    spec = importlib.util.spec_from_file_location("tagma", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def build_variant(project: Project, source: Path, name: str, *defines: str) -> Path:
@@ -108,21 +99,28 @@ def build_variant(project: Project, source: Path, name: str, *defines: str) -> P
     return target
 
 
-def tool(name: str) -> Path:
-    """Return a program of the tools' own environment, or else of PATH.
+def _configure(project: Project, folder: Path) -> None:
+    arguments = _arguments(project.tree, folder)
+    inputs = {
+        "cmake": str(cmake.tool("cmake")),
+        "compiler": os.environ.get("CXX", ""),
+        "arguments": "\n".join(arguments),
+    }
+    stamp = Stamp(folder / "configured.json")
+    if not stamp.fits(inputs):
+        console.note("configure the extension …")
+        shutil.rmtree(folder, ignore_errors=True)
+        _write_stub(folder / _STUB_FOLDER)
+        _run_cmake(project, "configure", *arguments)
+        stamp.write(inputs)
 
-    Raises:
-        ToolError: There is none.
-    """
-    own = Path(sys.executable).with_name(name)
-    found = own if own.is_file() else find_program(name)
-    if not found:
-        raise ToolError(
-            Outcome.MISSING_TOOL,
-            f"{name} is not installed",
-            ("Run the command through make, which installs the tools' environment",),
-        )
-    return found
+
+def _run_cmake(project: Project, step: str, *arguments: str | Path) -> None:
+    # DESTDIR would move the installed file elsewhere.
+    env = {name: text for name, text in os.environ.items() if name != "DESTDIR"}
+    env["PYTHONPATH"] = str(project.build / "cmake" / _STUB_FOLDER / "python")
+    log = project.build / "logs" / f"extension-{step}.log"
+    cmake.run(log, *arguments, env=env)
 
 
 def _arguments(tree: Path, folder: Path) -> list[str]:
@@ -130,7 +128,7 @@ def _arguments(tree: Path, folder: Path) -> list[str]:
     flags = " ".join(f'"-ffile-prefix-map={path}=."' for path in (tree, folder))
     return [
         *("-G", "Ninja", "-S", str(tree), "-B", str(folder)),
-        f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+        f"-DCMAKE_MAKE_PROGRAM={cmake.tool('ninja')}",
         "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
         f"-DCMAKE_CXX_FLAGS={flags}",
         "-DCMAKE_MODULE_LINKER_FLAGS=-Wl,--build-id=none",
@@ -163,7 +161,3 @@ def _write_stub(folder: Path) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
-
-
-def _ignore(line: str) -> None:
-    """Leave a line to the log."""

@@ -15,7 +15,7 @@ _GXX = (12, 3)  # cmake/cpu_extension.cmake stops below it
 
 
 @dataclass(frozen=True)
-class Source:
+class FetchedSource:
     """A source that upstream's CMake files download.
 
     Args:
@@ -47,9 +47,9 @@ class Source:
 
 
 _SOURCES = {
-    "cpu": Source("oneDNN", "cmake/cpu_extension.cmake",
+    "cpu": FetchedSource("oneDNN", "cmake/cpu_extension.cmake",
                   "FETCHCONTENT_SOURCE_DIR_ONEDNN"),
-    "cuda": Source("cutlass", "CMakeLists.txt", "VLLM_CUTLASS_SRC_DIR"),
+    "cuda": FetchedSource("cutlass", "CMakeLists.txt", "VLLM_CUTLASS_SRC_DIR"),
 }  # fmt: skip
 
 

@@ -5,31 +5,23 @@ are stored, so nothing is compressed here. That takes a second or two, and the
 wheel's bytes depend on its inputs alone, not on this machine's zlib.
 """
 
-import base64
-import csv
-import hashlib
-import io
-import os
 import re
 import shutil
-import zipfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-from packaging.requirements import InvalidRequirement, Requirement
-
-from tools.base import console
-from tools.base.errors import ToolError
+from tools.base import atomic, console
+from tools.base.digest import sha256, sha256_of_all
 from tools.base.git import Repository
-from tools.base.outcome import Outcome
 from tools.base.project import Project
 from tools.base.stamp import Stamp
-from tools.source import download
-from tools.source.pin import Pin
+from tools.compile.prebuilt import Prebuilt
+from tools.compile.wheel_metadata import metadata, tags, version_file
+from tools.compile.wheel_writer import PACKAGE, WheelWriter, digest
+from tools.source.fetch import fetch
+from tools.source.pin import Artifact, Pin
 
-_PACKAGE = "vllm"
 _EXTENSION = "vllm/tagma.abi3.so"
 VERSION_FILE = "vllm/_version.py"
 # The prebuilt members use the stable ABI of CPython 3.8, the extension that of 3.11.
@@ -42,7 +34,6 @@ _ALLOWED_SYMBOLS = {
     b"GCC": (8, 0, 0),
 }
 _SYMBOL = re.compile(rb"\0(GLIBC|GLIBCXX|CXXABI|GCC)_([0-9][0-9.]*)(?=\0)")
-_LOCAL_HEADER_SIZE = 30
 
 
 @dataclass(frozen=True)
@@ -79,39 +70,25 @@ def build(project: Project, pin: Pin, device: str, extension: Path) -> Wheel:
             requirement of the tree cannot stand in a wheel.
     """
     artifact = pin.wheel(device)
-    repository = Repository(project.tree)
-    inputs = {
-        "version": version(pin, device),
-        "prebuilt": artifact.sha256,
-        "tree": repository.tree_of("HEAD"),
-        "extension": download.sha256(extension),
-        "recipe": download.sha256(Path(__file__)),
-    }
+    inputs = _inputs(project, version(pin, device), artifact, extension)
     folder = project.build / "wheel" / device
     stamp = Stamp(folder / "wheel.json")
     if stamp.fits(inputs) and (found := list(folder.glob("*.whl"))):
         return Wheel(found[0], inputs, False)
-    prebuilt = download.fetch(artifact, project.cache)
+    prebuilt = fetch(artifact, project.cache)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    platform = platform_tag(artifact.filename, extension.read_bytes())
-    path = folder / f"{_PACKAGE}-{inputs['version']}-{_PYTHON_TAG}-{platform}.whl"
+    tag = f"{_PYTHON_TAG}-{platform_tag(artifact.filename, extension.read_bytes())}"
+    path = folder / f"{PACKAGE}-{inputs['version']}-{tag}.whl"
     partial = path.with_suffix(".partial")
-    with _Prebuilt(prebuilt) as base, _Writer(partial, inputs["version"]) as writer:
-        members = [
-            *_tree_members(repository),
-            (_EXTENSION, extension.read_bytes(), 0o755),
-            (VERSION_FILE, _version_file(inputs["version"]), 0o644),
-        ]
+    with Prebuilt(prebuilt) as base, WheelWriter(partial, inputs["version"]) as writer:
         own = {
-            "METADATA": _metadata(project.tree, device, base, inputs["version"]),
-            "WHEEL": (
-                "Wheel-Version: 1.0\nGenerator: tagma\nRoot-Is-Purelib: false\n"
-                f"Tag: {_PYTHON_TAG}-{platform}\n"
-            ),
+            "METADATA": metadata(project.tree, device, base, inputs["version"]),
+            "WHEEL": tags(tag),
         }
+        members = _members(project.tree, extension, inputs["version"])
         _assemble(writer, base, members, own)
-    os.replace(partial, path)
+    atomic.move(partial, path)
     stamp.write(inputs)
     return Wheel(path, inputs, True)
 
@@ -134,99 +111,24 @@ def platform_tag(prebuilt: str, extension: bytes) -> str:
     return prebuilt.removesuffix(".whl").rpartition("-")[2]
 
 
-class _Prebuilt:
-    """A published wheel, open for copying; its own RECORD is trusted.
-
-    The whole file's hash has been checked, so its members need no second check.
-    """
-
-    def __init__(self, path: Path):
-        self.name = path.name
-        self.zip = zipfile.ZipFile(path)
-        self._raw = path.open("rb")
-        self.members = {
-            info.filename: info for info in self.zip.infolist() if not info.is_dir()
-        }
-        records = [name for name in self.members if name.endswith(".dist-info/RECORD")]
-        if len(records) != 1:
-            raise _bad(f"{self.name} has {len(records)} RECORD files instead of one")
-        self.info = records[0].removesuffix("RECORD")
-        rows = csv.reader(self.zip.read(records[0]).decode().splitlines())
-        self.digests = {name: digest for name, digest, _ in rows}
-
-    def __enter__(self) -> "_Prebuilt":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._raw.close()
-        self.zip.close()
-
-    def text(self, name: str) -> str:
-        """Return a text of the dist-info folder."""
-        return self.zip.read(self.info + name).decode()
-
-    def compressed(self, member: zipfile.ZipInfo) -> IO[bytes]:
-        """Return the open file, at the beginning of a member's compressed bytes."""
-        self._raw.seek(member.header_offset)
-        header = self._raw.read(_LOCAL_HEADER_SIZE)
-        lengths = header[26:28], header[28:30]  # of the name and the extra field
-        self._raw.seek(sum(int.from_bytes(part, "little") for part in lengths), 1)
-        return self._raw
-
-
-@dataclass
-class _Writer:
-    """A wheel being written: fixed times and modes, and a RECORD at the end."""
-
-    path: Path
-    version: str
-    _rows: list[tuple[str, str, str]] = field(default_factory=list)
-
-    def __enter__(self) -> "_Writer":
-        self.zip = zipfile.ZipFile(self.path, "w")
-        self.info = f"{_PACKAGE}-{self.version}.dist-info/"
-        return self
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        if kind is None:
-            name = f"{self.info}RECORD"
-            text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows(
-                [*self._rows, (name, "", "")]
-            )
-            self.zip.writestr(_zip_info(name, 0o644), text.getvalue())
-        self.zip.close()
-
-    def add(self, name: str, content: bytes, mode: int) -> None:
-        """Store a member."""
-        self.zip.writestr(_zip_info(name, mode), content)
-        self._rows.append((name, _digest(content), str(len(content))))
-
-    def copy(self, name: str, base: _Prebuilt, source: str, mode: int) -> None:
-        """Copy a member of the prebuilt wheel as it is compressed there."""
-        member = base.members[source]
-        info = _zip_info(name, mode)
-        info.compress_type = member.compress_type
-        info.CRC = member.CRC
-        info.compress_size = member.compress_size
-        info.file_size = member.file_size
-        # zipfile offers no copying of compressed bytes, so this does what its
-        # writestr does, less the compression.
-        assert self.zip.fp
-        info.header_offset = self.zip.fp.tell()
-        self.zip.fp.write(info.FileHeader(zip64=False))
-        _copy_bytes(base.compressed(member), self.zip.fp, member.compress_size)
-        self.zip.start_dir = self.zip.fp.tell()
-        self.zip.filelist.append(info)
-        self.zip.NameToInfo[name] = info
-        self._rows.append((name, base.digests[source], str(member.file_size)))
+def _inputs(
+    project: Project, text: str, prebuilt: Artifact, extension: Path
+) -> dict[str, str]:
+    """Return what the wheel's bytes depend on; the recipe is this whole folder."""
+    return {
+        "version": text,
+        "prebuilt": prebuilt.sha256,
+        "tree": Repository(project.tree).tree_of("HEAD"),
+        "extension": sha256(extension),
+        "recipe": sha256_of_all(sorted(Path(__file__).parent.rglob("*.py"))),
+    }
 
 
 _Member = tuple[str, bytes, int]
 
 
 def _assemble(
-    writer: _Writer, base: _Prebuilt, members: Iterable[_Member], own: dict[str, str]
+    writer: WheelWriter, base: Prebuilt, members: Iterable[_Member], own: dict[str, str]
 ) -> None:
     """Write everything: the tree wins where the prebuilt wheel has a file too."""
     ours = {name: (content, mode) for name, content, mode in members}
@@ -243,7 +145,7 @@ def _assemble(
                 writer.copy(name, base, name, 0o755 if executable else 0o644)
             else:
                 content, mode = ours[name]
-                if base.digests.get(name) == _digest(content):
+                if base.digests.get(name) == digest(content):
                     writer.copy(name, base, name, mode)
                 else:
                     writer.add(name, content, mode)
@@ -255,98 +157,17 @@ def _assemble(
             writer.copy(writer.info + name, base, base.info + name, 0o644)
 
 
-def _tree_members(repository: Repository) -> Iterator[_Member]:
-    """Iterate over the tracked files of the package, which equal the work tree's."""
-    listed = repository.git("ls-tree", "-r", "-z", "HEAD", _PACKAGE).text
+def _members(tree: Path, extension: Path, text: str) -> Iterator[_Member]:
+    """Iterate over the members of our own.
+
+    They are the tracked files of the package, which equal the work tree's, the
+    extension and the version.
+    """
+    listed = Repository(tree).git("ls-tree", "-r", "-z", "HEAD", PACKAGE).text
     for entry in listed.split("\0"):
         if entry:
             attributes, _, name = entry.partition("\t")
             mode = 0o755 if attributes.startswith("100755") else 0o644
-            yield name, (repository.path / name).read_bytes(), mode
-
-
-def _version_file(text: str) -> bytes:
-    """Return vllm/_version.py, in which setuptools-scm would write the version."""
-    release, _, local = text.partition("+")
-    parts = (*(int(part) for part in release.split(".")), local)
-    return (
-        f"__version__ = version = {text!r}\n"
-        f"__version_tuple__ = version_tuple = {parts!r}\n"
-        "__commit_id__ = commit_id = None\n"
-    ).encode()
-
-
-def _metadata(tree: Path, device: str, base: _Prebuilt, text: str) -> str:
-    """Return METADATA: upstream's own from the sdist, with our version.
-
-    The CUDA wheel's requirements stay: they are upstream's, and what the series
-    changes concerns the CPU. The CPU's come from the patched requirement files.
-    """
-    if device == "cpu":
-        lines = list(_requirement_lines(tree / "requirements" / "cpu.txt"))
-    else:
-        lines = [
-            line.removeprefix("Requires-Dist: ")
-            for line in base.text("METADATA").splitlines()
-            if line.startswith("Requires-Dist: ") and "extra ==" not in line
-        ]
-    required = [f"Requires-Dist: {_requirement(line)}" for line in lines]
-    upstream = (tree / "PKG-INFO").read_text("utf-8")
-    head, _, description = upstream.partition("\n\n")
-    fields = []
-    for line in head.splitlines():
-        if line.startswith("Requires-Dist: ") and "extra ==" not in line:
-            fields += required
-            required = []
-        else:
-            fields.append(f"Version: {text}" if line.startswith("Version: ") else line)
-    return "\n".join([*fields, *required]) + "\n\n" + description
-
-
-def _requirement_lines(path: Path) -> Iterator[str]:
-    """Iterate over the lines of a requirement file and those that it includes."""
-    for line in path.read_text("utf-8").splitlines():
-        text = re.sub(r"(^|\s)#.*", "", line).strip()
-        if text.startswith("-r "):
-            yield from _requirement_lines(path.parent / text.split()[1])
-        elif text and not text.startswith("--"):
-            yield text
-
-
-def _requirement(line: str) -> Requirement:
-    try:
-        requirement = Requirement(line)
-    except InvalidRequirement as error:
-        raise _bad(f"{line!r} is no requirement: {error}") from error
-    if requirement.url:
-        raise _bad(
-            f"a wheel cannot require an address: {line}",
-        )
-    return requirement
-
-
-def _zip_info(name: str, mode: int) -> zipfile.ZipInfo:
-    info = zipfile.ZipInfo(name)  # its time is zip's earliest
-    info.external_attr = (0o100000 | mode) << 16
-    return info
-
-
-def _digest(content: bytes) -> str:
-    """Return a hash as RECORD writes it."""
-    raw = hashlib.sha256(content).digest()
-    return "sha256=" + base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
-
-
-def _copy_bytes(source: IO[bytes], target: IO[bytes], size: int) -> None:
-    while size:
-        chunk = source.read(min(size, 1 << 22))
-        if not chunk:
-            raise _bad(f"{source.name} ends in the middle of a member")
-        target.write(chunk)
-        size -= len(chunk)
-
-
-def _bad(message: str) -> ToolError:
-    return ToolError(
-        Outcome.BAD_WHEEL, message, ("Mend upstream/pin.toml or patches/, then apply",)
-    )
+            yield name, (tree / name).read_bytes(), mode
+    yield _EXTENSION, extension.read_bytes(), 0o755
+    yield VERSION_FILE, version_file(text), 0o644

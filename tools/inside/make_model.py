@@ -1,12 +1,10 @@
 """Write a small Llama and its tokenizer; a program of the serving environment.
 
-Usage: python make_model.py CORPUS FOLDER
+Usage: python -m tools.inside.make_model CORPUS FOLDER
 
-`tools.serve.model` runs it. It imports nothing of the tools, because the environment
-that serves does not hold their dependencies.
+`tools.serve.model` runs it.
 """
 
-import json
 import math
 import sys
 from collections.abc import Iterator
@@ -16,15 +14,19 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tools.inside.small_model import (
+    HEAD_SIZE,
+    HIDDEN,
+    INTERMEDIATE,
+    KV_HEADS,
+    LAYERS,
+    MAX_TOKENS,
+    VOCABULARY,
+    write_configuration,
+    write_json,
+)
+
 SEED = 0
-VOCABULARY = 2048
-HIDDEN = 256
-INTERMEDIATE = 512
-LAYERS = 3
-HEADS = 4
-KV_HEADS = 2
-HEAD_SIZE = HIDDEN // HEADS
-MAX_TOKENS = 8192
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 CHAT_TEMPLATE = (
@@ -69,34 +71,6 @@ def weights() -> Iterator[tuple[str, torch.Tensor]]:
     yield "lm_head.weight", linear(VOCABULARY, HIDDEN)
 
 
-def write_model(folder: Path) -> None:
-    """Write configuration and weights."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "dtype": "float32",
-        "vocab_size": VOCABULARY,
-        "hidden_size": HIDDEN,
-        "intermediate_size": INTERMEDIATE,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_SIZE,
-        "hidden_act": "silu",
-        "max_position_embeddings": MAX_TOKENS,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 2,
-    }
-    _write_json(folder / "config.json", config)
-    save_file(dict(weights()), folder / "model.safetensors", {"format": "pt"})
-
-
 def write_tokenizer(corpus: Path, folder: Path) -> None:
     """Train a byte-level BPE tokenizer on a text and write it."""
     tokenizer = Tokenizer(models.BPE())
@@ -125,13 +99,15 @@ def write_tokenizer(corpus: Path, folder: Path) -> None:
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
     }
-    _write_json(folder / "tokenizer_config.json", config)
+    write_json(folder / "tokenizer_config.json", config)
 
 
-def _write_json(path: Path, value: dict[str, object]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
+def main(corpus: Path, folder: Path) -> None:
+    """Write the whole model."""
+    write_tokenizer(corpus, folder)
+    write_configuration(folder)
+    save_file(dict(weights()), folder / "model.safetensors", {"format": "pt"})
 
 
 if __name__ == "__main__":
-    write_tokenizer(Path(sys.argv[1]), Path(sys.argv[2]))
-    write_model(Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -4,7 +4,6 @@ A goal that is missed is shown, never an error: a busy machine must not fail a b
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -18,10 +17,10 @@ from rich.table import Table
 from tools import inside
 from tools.base import console
 from tools.base.process import run_watched
-from tools.serve.server import Host
+from tools.base.project import CHECKOUT
+from tools.serve.host import Host
 
 PAGED, TAGMA, EITHER = "paged", "tagma", "either"
-_PROGRAM = inside.FOLDER / "measure_host.py"
 _SCENARIOS = 12  # the program prints a line after each
 
 _STEP = "decode step of 512 requests"
@@ -37,7 +36,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
-class Timing:
+class HostTiming:
     """One operation on one backend.
 
     Args:
@@ -58,7 +57,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Goal:
+class HostGoal:
     """Bounds on a ratio.
 
     Args:
@@ -105,7 +104,7 @@ class HostBenchmark:
         setting: The machine and the pool.
     """
 
-    def __init__(self, timings: Sequence[Timing], setting: Mapping[str, Any]):
+    def __init__(self, timings: Sequence[HostTiming], setting: Mapping[str, Any]):
         self.timings = timings
         self.setting = setting
         self._medians = {(t.operation, t.backend): t.median_ns for t in timings}
@@ -114,7 +113,7 @@ class HostBenchmark:
     def from_data(cls, data: Mapping[str, Any]) -> "HostBenchmark":
         """Read what the measuring program wrote."""
         timings = [
-            Timing(t["operation"], t["backend"], tuple(t["rounds_ns"]))
+            HostTiming(t["operation"], t["backend"], tuple(t["rounds_ns"]))
             for t in data["timings"]
         ]
         return cls(timings, {k: v for k, v in data.items() if k != "timings"})
@@ -130,7 +129,7 @@ class HostBenchmark:
         paged = self._medians.get((operation, PAGED))
         return tagma / paged if tagma is not None and paged else None
 
-    def goals(self) -> tuple[Goal, ...]:
+    def goals(self) -> tuple[HostGoal, ...]:
         """Return the goals and how far each is reached.
 
         Raises:
@@ -138,14 +137,14 @@ class HostBenchmark:
         """
         return tuple(self._goals())
 
-    def _goals(self) -> Iterator[Goal]:
+    def _goals(self) -> Iterator[HostGoal]:
         for operation, (must, aim) in _RATIOS.items():
             medians = [self._medians[operation, side] for side in (TAGMA, PAGED)]
-            yield Goal(
+            yield HostGoal(
                 f"{operation}: tagma / paged", medians[0] / medians[1], must, aim
             )
         growth = self._medians[_LONG, TAGMA] / self._medians[_SHORT, TAGMA]
-        yield Goal(
+        yield HostGoal(
             "admit 128K / admit 4K, caching off, one range: tagma", growth, *_GROWTH
         )
 
@@ -220,14 +219,12 @@ def measure(host: Host, build: Path, rounds: int) -> HostBenchmark:
     """
     file = build / "bench" / "host-rounds.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    # The user's own vLLM settings must not make a difference here.
-    base = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_")}
-    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     with console.step("time both managers", _SCENARIOS) as step:
         run_watched(
-            [host.venv / "bin" / "python", _PROGRAM, str(rounds), file],
+            inside.command(host.python, "measure_host", str(rounds), file),
             output=build / "logs" / "bench-host.log",
             on_line=lambda line: step.advance(line == "scenario\n"),
-            env=host.environment(base) | quiet,
+            cwd=CHECKOUT,
+            env=host.neutral_environment() | {"VLLM_LOGGING_LEVEL": "ERROR"},
         )
     return HostBenchmark.from_data(json.loads(file.read_text("utf-8")))

@@ -33,7 +33,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Timing:
+class KernelTiming:
     """One kernel in one case, as `bench_block_tables.py` describes it."""
 
     step: str
@@ -57,7 +57,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class KernelBench:
+class KernelBenchmark:
     """All timings of one run.
 
     Args:
@@ -72,12 +72,12 @@ class KernelBench:
     torch: str
     triton: str
     bandwidth_gb_s: float
-    timings: tuple[Timing, ...]
+    timings: tuple[KernelTiming, ...]
 
     @classmethod
-    def from_data(cls, data: dict[str, Any]) -> "KernelBench":
+    def from_data(cls, data: dict[str, Any]) -> "KernelBenchmark":
         """Read what `bench_block_tables.py` printed."""
-        timings = tuple(Timing(**timing) for timing in data["timings"])
+        timings = tuple(KernelTiming(**timing) for timing in data["timings"])
         return cls(**{**data, "timings": timings})
 
     @property
@@ -130,7 +130,7 @@ class Skipped:
 
 def measure(
     pythons: Sequence[Path], tree: Path, arguments: Sequence[str] = ()
-) -> tuple[dict[str, Any], KernelBench] | Skipped:
+) -> tuple[dict[str, Any], KernelBenchmark] | Skipped:
     """Run the benchmark with the first Python that can, and return it twice.
 
     Raises:
@@ -141,6 +141,6 @@ def measure(
         done = run([python, tree / _SCRIPT, tree / "vllm", *arguments])
         data = json.loads(done.stdout)
         if "skipped" not in data:
-            return data, KernelBench.from_data(data)
+            return data, KernelBenchmark.from_data(data)
         reasons.append(data["skipped"])
     return Skipped(tuple(reasons))

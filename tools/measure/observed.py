@@ -1,4 +1,4 @@
-"""What a server tells its operators about ranges: /metrics and the periodic log."""
+"""What a server tells its operators: /metrics and its log."""
 
 import re
 from collections.abc import Iterator
@@ -45,3 +45,35 @@ def problems(backend: str, metrics: str, log: str) -> Iterator[str]:
             yield f"{PREFIX}{name} is 0"
     if not logged:
         yield "the log has no line about ranges"
+
+
+def preemptions(metrics: str) -> int:
+    """Return the number of preemptions that /metrics holds.
+
+    >>> preemptions('vllm:num_preemptions_total{engine="0"} 3.0')
+    3
+    """
+    found = re.findall(r"^vllm:num_preemptions_total\{.*\} (\S+)$", metrics, re.M)
+    return int(sum(map(float, found)))
+
+
+def backend_of(metrics: str) -> str:
+    r"""Return the backend that a server says it runs.
+
+    >>> backend_of('# …\nvllm:cache_config_info{kv_cache_backend="tagma"} 1.0')
+    'tagma'
+    """
+    found = re.search(
+        r'^vllm:cache_config_info\{.*kv_cache_backend="(\w+)"', metrics, re.M
+    )
+    return found[1] if found else "unknown"
+
+
+def write_path_of(log: str) -> str:
+    """Return the write path that a server's log names; paged names none.
+
+    >>> write_path_of('INFO …] KV cache write path: tagma, slot mappings …')
+    'tagma'
+    """
+    found = re.search(r"KV cache write path: (\w+)", log)
+    return found[1] if found else "paged"

@@ -1,7 +1,6 @@
 """The long run of the scheduler on a nearly full pool, in the serving environment."""
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from tools.base import console
 from tools.base.errors import ToolError
 from tools.base.process import run_watched
 from tools.base.project import Project
-from tools.serve.server import Host
+from tools.serve.host import Host
 
 _MODULE = "tests.v1.core.tagma_soak"
 
@@ -61,17 +60,17 @@ def run_soak(project: Project, host: Host, steps: int) -> Soaked:
         ToolError: The program died, for example of a broken invariant.
     """
     soaked = Soaked()
-    # The user's own vLLM settings must not make a difference here.
-    base = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_")}
-    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-    path = {"PYTHONPATH": str(tests_beside_wheel(project))}
+    env = host.neutral_environment() | {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "PYTHONPATH": str(tests_beside_wheel(project)),
+    }
     with console.step(f"take {steps:,} steps", steps) as step:
         try:
             run_watched(
-                [host.venv / "bin" / "python", "-m", _MODULE, str(steps)],
+                [host.python, "-m", _MODULE, str(steps)],
                 output=project.build / "logs" / "soak.log",
                 on_line=lambda line: step.advance(soaked.read(line)),
-                env=host.environment(base) | quiet | path,
+                env=env,
             )
         except ToolError:
             if not soaked.problems:

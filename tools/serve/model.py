@@ -1,21 +1,19 @@
 """The small model that `serve` and `demo` use: made here, nothing is fetched."""
 
-import hashlib
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from tools import inside
-from tools.base import console
+from tools.base import atomic, console
+from tools.base.digest import sha256_of_all
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
 from tools.base.process import run
-from tools.base.project import Project
+from tools.base.project import CHECKOUT, Project
 
 NAME = "tagma-tiny"
 
-_PROGRAM = inside.FOLDER / "make_model.py"
 _SCRATCH = "scratch-"
 
 
@@ -47,12 +45,9 @@ def ensure_model(project: Project, python: Path) -> Path:
     Raises:
         ToolError: There is no documentation, or the program failed.
     """
-    pages = [page.read_bytes() for page in documents(project.tree)]
-    total = hashlib.sha256(_PROGRAM.read_bytes())
-    for page in pages:
-        total.update(hashlib.sha256(page).digest())
+    pages = documents(project.tree)
     home = project.build / "model"
-    folder = home / total.hexdigest()[:16]
+    folder = home / sha256_of_all([*inside.sources(), *pages])[:16]
     if folder.is_dir():
         return folder
     home.mkdir(parents=True, exist_ok=True)
@@ -63,8 +58,8 @@ def ensure_model(project: Project, python: Path) -> Path:
         tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=home) as scratch,
     ):
         corpus, made = Path(scratch) / "corpus.md", Path(scratch) / "model"
-        corpus.write_bytes(b"".join(pages))
+        corpus.write_bytes(b"".join(page.read_bytes() for page in pages))
         made.mkdir()
-        run([python, _PROGRAM, corpus, made])
-        os.replace(made, folder)
+        run(inside.command(python, "make_model", corpus, made), cwd=CHECKOUT)
+        atomic.move(made, folder)
     return folder

@@ -2,14 +2,11 @@
 
 import json
 import os
-import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,98 +16,14 @@ import requests
 from tools.base import console
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
-from tools.base.process import run, start
-
-HOST = "127.0.0.1"
+from tools.base.process import start
+from tools.serve.log import error_lines
+from tools.serve.port import ADDRESS
 
 _POLL_S = 0.25
 _STOP_S = 20.0
 _CONNECT_AND_READ_S = (10.0, 300.0)
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# What vLLM puts before a message: its process, and a level with time and place.
-_PREFIX = re.compile(r"^(\(\S+ pid=\d+\) )?([A-Z]+ [\d-]+ [\d:]+ \[[^]]+\] ?)?")
-# An exception's last line, what pydantic wraps, and argparse's complaint.
-_ERROR = re.compile(r"^([\w.]+(Error|Exception): |  Value error, |[\w. ]+: error: )")
-
-
-@dataclass(frozen=True)
-class Host:
-    """What the serving environment runs on.
-
-    Args:
-        venv: The environment.
-        on_cpu: It holds vLLM's CPU build.
-    """
-
-    venv: Path
-    on_cpu: bool
-
-    @classmethod
-    def of(cls, venv: Path) -> "Host":
-        """Return the host of an environment; its vLLM's version names the device."""
-        code = "from importlib.metadata import version; print(version('vllm'))"
-        return cls(venv, "cpu" in run([venv / "bin" / "python", "-c", code]).text)
-
-    @property
-    def vllm(self) -> Path:
-        """The program."""
-        return self.venv / "bin" / "vllm"
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """What `vllm serve` needs to run on this host."""
-        if not self.on_cpu:
-            return ()
-        # bfloat16 dies on virtual machines whose CPU claims AMX and has none.
-        return ("--dtype=float32", "--enforce-eager")
-
-    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables of a server, on top of `base`."""
-        env = dict(base) | {
-            "PATH": f"{self.venv / 'bin'}{os.pathsep}{base.get('PATH', os.defpath)}",
-            "VLLM_USE_V2_MODEL_RUNNER": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-        }
-        if self.on_cpu:
-            env["TRITON_INTERPRET"] = "1"
-        return env
-
-
-def choose_port(wanted: int | None, usual: int = 0) -> int:
-    """Return a port to listen on.
-
-    Args:
-        wanted: The port that the user named.
-        usual: Without one, take this if it is free; 0 takes any free port.
-
-    Raises:
-        ToolError: The user's port is taken.
-    """
-    if wanted is not None:
-        if not _is_free(wanted):
-            raise ToolError(
-                Outcome.COMMAND_FAILED,
-                f"port {wanted} of {HOST} is taken",
-                ("Leave --port out for a free one, or stop what listens there",),
-            )
-        return wanted
-    if usual and _is_free(usual):
-        return usual
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Server:
@@ -121,7 +34,7 @@ class Server:
     ):
         self.process = process
         self.name = name
-        self.url = f"http://{HOST}:{port}"
+        self.url = f"http://{ADDRESS}:{port}"
         self.log = log
 
     def wait_ready(self, limit_s: float) -> None:
@@ -252,7 +165,7 @@ def running(
     children are stopped.
 
     Args:
-        argv: The program and its arguments; it must listen on `port` of `HOST`.
+        argv: The program and its arguments; it must listen on `port` of `ADDRESS`.
         name: What to call it, for example "vllm serve (tagma)".
         env: Its whole environment.
         port: Where it will listen.
@@ -285,21 +198,3 @@ def _signals_raise() -> Iterator[None]:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
-
-
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
-
-
-def error_lines(log: str, most: int = 4) -> tuple[str, ...]:
-    """Return the lines of a server's log that say what went wrong.
-
-    Those are the messages of the last exceptions, each once, or else the last lines.
-
-    >>> error_lines("(W pid=1) ERROR 01-01 00:00:00 [a.py:1] ValueError: no: it is 2")
-    ('ValueError: no: it is 2',)
-    """
-    lines = [
-        _PREFIX.sub("", _COLOUR.sub("", line)).rstrip() for line in log.splitlines()
-    ]
-    errors = [line for line in lines if _ERROR.match(line)]
-    return tuple(dict.fromkeys(errors or filter(None, lines)))[-most:]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from tools.base.project import Project
 from tools.compile.builder import ensure_built
+from tools.serve.host import Host
 from tools.serve.model import ensure_model
-from tools.serve.server import Host
-from tools.source.source import Sdist
+from tools.source.fetch import Sdist
 from tools.tree.tree import Tree
 
 
@@ -31,7 +31,15 @@ def ensure_serving(project: Project) -> Serving:
         ToolError: One of them failed, or another run is at work.
     """
     with project.lock():
-        Tree(project).apply(Sdist(project.cache))
-        venv = ensure_built(project)
-        model = ensure_model(project, venv / "bin" / "python")
-    return Serving(Host.of(venv), model)
+        host = ensure_host(project)
+        return Serving(host, ensure_model(project, host.python))
+
+
+def ensure_host(project: Project) -> Host:
+    """Apply and build where it is needed. The caller holds the project's lock.
+
+    Raises:
+        ToolError: One of them failed.
+    """
+    Tree(project).apply(Sdist(project.cache))
+    return Host.of(ensure_built(project))

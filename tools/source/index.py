@@ -2,27 +2,28 @@
 
 import ast
 import re
+import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 from urllib.parse import urlsplit
 
 import requests
 from pypi_simple import (
     PYPI_SIMPLE_ENDPOINT,
     NoSuchProjectError,
-    ProgressTracker,
     PyPISimple,
 )
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
+from tools.base import console
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
 from tools.base.process import run
-
-Progress = Callable[[int | None], ProgressTracker]
 
 _CREDENTIALS = re.compile(r"//[^/@\s]+@")
 _TIMEOUT_S = 60.0
@@ -88,19 +89,21 @@ class IndexConfig:
             session.verify = self.certificates
         return PyPISimple(url, session=session)
 
-    def download(
-        self, project: str, filename: str, target: Path, progress: Progress
-    ) -> bool:
-        """Download a file from the first index that has it.
+    def download(self, project: str, filename: str, target: Path) -> bool:
+        """Get a file from a local folder, or else the first index that has it.
 
-        Which index serves it does not matter, since the caller checks its hash.
+        Which of them serves it does not matter, since the caller checks its hash.
 
         Returns:
-            False if no configured index has the file.
+            False if none of them has the file.
 
         Raises:
             requests.RequestException: An index could not be reached.
         """
+        for folder in self.find_links:
+            if (folder / filename).is_file():
+                shutil.copyfile(folder / filename, target)
+                return True
         for url in self.urls:
             with self.client(url) as client:
                 try:
@@ -115,7 +118,7 @@ class IndexConfig:
                             package,
                             target,
                             verify=False,
-                            progress=progress,
+                            progress=partial(_DownloadProgress, filename),
                             timeout=_TIMEOUT_S,
                         )
                         return True
@@ -137,6 +140,28 @@ class IndexConfig:
                     if package.filename == filename:
                         return package.digests.get("sha256", "")
         return ""
+
+
+class _DownloadProgress:
+    """pypi-simple's progress protocol on top of `console.step`."""
+
+    def __init__(self, name: str, size: int | None):
+        self._step = console.step(f"download {name}", size, "bytes")
+
+    def __enter__(self) -> Self:
+        self._shown = self._step.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._step.__exit__(kind, error, trace)
+
+    def update(self, size: int) -> None:
+        self._shown.advance(size)
 
 
 def offline(what: str, error: Exception, mend: str) -> ToolError:

@@ -33,7 +33,7 @@ _HASH = re.compile(r"\s--hash=sha256:([0-9a-f]{64})(?=\s|$)")
 
 
 @dataclass(frozen=True)
-class Pin:
+class PinnedPackage:
     """One line of an input file: `name==version [; marker] [--hash=sha256:…]`.
 
     Args:
@@ -64,13 +64,13 @@ def pythons(versions: Iterable[tuple[int, int]] = PYTHONS) -> str:
     return ", ".join(f"{major}.{minor}" for major, minor in versions)
 
 
-def read_pins(path: Path) -> list[Pin]:
+def read_packages(path: Path) -> list[PinnedPackage]:
     """Read an input file, in the order of names.
 
     Raises:
         ToolError: A line is not an exact pin, or a project is pinned twice.
     """
-    pins: dict[str, Pin] = {}
+    pins: dict[str, PinnedPackage] = {}
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
         text = re.sub(r"(^|\s)#.*", "", line).strip()
         if not text:
@@ -84,7 +84,7 @@ def read_pins(path: Path) -> list[Pin]:
         operators = [spec.operator for spec in requirement.specifier]
         if operators != ["=="] or str(requirement.specifier).endswith("*"):
             raise _bad(f"{where}: {text!r} is no exact pin (name==version)", path)
-        pin = Pin(requirement, hashes)
+        pin = PinnedPackage(requirement, hashes)
         if pin.name in pins:
             raise _bad(f"{where}: {pin.name} is pinned twice", path)
         pins[pin.name] = pin
@@ -97,7 +97,7 @@ def check(source: Path, lock: Path) -> None:
     Raises:
         ToolError: It is missing, or pins something else.
     """
-    wanted = [str(pin.requirement) for pin in read_pins(source)]
+    wanted = [str(pin.requirement) for pin in read_packages(source)]
     lines = lock.read_text("utf-8").splitlines() if lock.is_file() else []
     locked = [line.removesuffix(" \\") for line in lines if line[:1] not in ("#", " ")]
     if locked != wanted:
@@ -121,7 +121,7 @@ def make(source: Path, config: IndexConfig) -> str:
         ToolError: The input is malformed, a pin has no usable file for one of the
             supported Python versions, or an index cannot be reached.
     """
-    pins = read_pins(source)
+    pins = read_packages(source)
     entries = []
     try:
         with ExitStack() as stack:
@@ -141,12 +141,12 @@ def make(source: Path, config: IndexConfig) -> str:
     )
 
 
-def _entry(pin: Pin, hashes: Iterable[str]) -> str:
+def _entry(pin: PinnedPackage, hashes: Iterable[str]) -> str:
     lines = [str(pin.requirement), *(f"--hash=sha256:{h}" for h in sorted(set(hashes)))]
     return " \\\n    ".join(lines) + "\n"
 
 
-def _hashes(pin: Pin, clients: list[PyPISimple], source: Path) -> list[str]:
+def _hashes(pin: PinnedPackage, clients: list[PyPISimple], source: Path) -> list[str]:
     """Return the hashes of the pin's usable files in all indexes."""
     packages = [
         package for client in clients for package in _packages(pin.name, client)
@@ -181,7 +181,7 @@ def _packages(project: str, client: PyPISimple) -> list[DistributionPackage]:
     return [package for package in packages if "sha256" in package.digests]
 
 
-def _wheel_tags(package: DistributionPackage, pin: Pin) -> frozenset[Tag]:
+def _wheel_tags(package: DistributionPackage, pin: PinnedPackage) -> frozenset[Tag]:
     """Return the tags of a wheel of the pinned version; nothing for other files."""
     try:
         _, version, _, tags = parse_wheel_filename(package.filename)
@@ -191,7 +191,7 @@ def _wheel_tags(package: DistributionPackage, pin: Pin) -> frozenset[Tag]:
     return tags if fits else frozenset()
 
 
-def _is_sdist(package: DistributionPackage, pin: Pin) -> bool:
+def _is_sdist(package: DistributionPackage, pin: PinnedPackage) -> bool:
     try:
         _, version = parse_sdist_filename(package.filename)
     except InvalidSdistFilename:

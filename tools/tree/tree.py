@@ -21,8 +21,8 @@ from tools.base.git import Repository
 from tools.base.outcome import Outcome
 from tools.base.project import Project
 from tools.carry.journal import refuse_half_switched
+from tools.source.fetch import ReleaseSource
 from tools.source.pin import Pin, write_lock
-from tools.source.source import Source
 from tools.tree import overlay
 from tools.tree.edits import Snapshot
 from tools.tree.patch import Patch, check_place
@@ -163,7 +163,7 @@ class Tree:
 
     def apply(
         self,
-        source: Source,
+        source: ReleaseSource,
         *,
         drop: bool = False,
         relock: bool = False,
@@ -455,7 +455,7 @@ class Tree:
         self.repository.git("clean", "-fdq")
         return copy
 
-    def import_base(self, pin: Pin, source: Source) -> str:
+    def import_base(self, pin: Pin, source: ReleaseSource) -> str:
         """Return the commit of the pinned release, importing it if need be.
 
         Raises:

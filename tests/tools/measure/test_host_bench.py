@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tools.measure.host_bench import HostBenchmark, Timing, Verdict
+from tools.measure.host_bench import HostBenchmark, HostTiming, Verdict
 
 OPERATIONS = (
     "decode step of 512 requests, caching off",
@@ -70,9 +70,9 @@ def test_a_bound_is_kept_when_it_is_reached(ns, verdict):
 
 def test_growth_compares_prompts_on_tagma_alone():
     measured = benchmark()
-    slow = Timing("admit 128K tokens, caching off", "tagma", (900.0,))
+    slow = HostTiming("admit 128K tokens, caching off", "tagma", (900.0,))
     others = [t for t in measured.timings if t.operation != slow.operation]
-    paged = Timing(slow.operation, "paged", (1.0,))
+    paged = HostTiming(slow.operation, "paged", (1.0,))
     goals = HostBenchmark([*others, slow, paged], {}).goals()
     growth = {goal.name: goal for goal in goals}[GROWTH]
     assert (growth.value, growth.verdict) == (9.0, Verdict.MISSED)

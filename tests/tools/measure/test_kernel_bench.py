@@ -7,7 +7,7 @@ from pathlib import Path
 from checkout import REPOSITORY
 
 from tools.measure import kernel_bench
-from tools.measure.kernel_bench import KernelBench, Skipped
+from tools.measure.kernel_bench import KernelBenchmark, Skipped
 
 DATA = {
     "device": "a card",
@@ -52,12 +52,12 @@ def test_the_first_python_that_can_measures(tmp_path: Path):
         script(tmp_path, "with", DATA),
     ]
     measured = kernel_bench.measure(pythons, tmp_path)
-    assert measured == (DATA, KernelBench.from_data(DATA))
+    assert measured == (DATA, KernelBenchmark.from_data(DATA))
     assert kernel_bench.measure(pythons[:1], tmp_path) == Skipped(("no CUDA device",))
 
 
 def test_a_row_compares_the_kernels_of_one_case():
-    lines = KernelBench.from_data(DATA).to_markdown().splitlines()
+    lines = KernelBenchmark.from_data(DATA).to_markdown().splitlines()
     assert lines[0] == "a card, torch 2.13.0, Triton 3.9.0, copy 1000 GB/s"
     assert lines[4:] == [
         f"| decode | 4096 | 64 | {ranges} | 4.0 | 2.0 | 5.0 | 0.50 | 25 | 50 | 5% |"

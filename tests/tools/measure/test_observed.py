@@ -1,8 +1,14 @@
-"""What a server must show of ranges; the demo reads it from real servers."""
+"""What a server says of itself; the demo reads it from real servers."""
 
 import pytest
 
-from tools.measure.observed import problems, values
+from tools.measure.observed import (
+    backend_of,
+    preemptions,
+    problems,
+    values,
+    write_path_of,
+)
 
 METRICS = """\
 # HELP vllm:kv_cache_tagma_spills_total Growths.
@@ -63,3 +69,25 @@ def test_paged_shows_none_of_it():
         assert list(problems("paged", metrics, log)) == [
             "paged shows what only tagma measures"
         ]
+
+
+VLLM_METRICS = """\
+# HELP vllm:num_preemptions_total Cumulative number of preemption from the engine.
+# TYPE vllm:num_preemptions_total counter
+vllm:num_preemptions_total{engine="0",model_name="tagma-tiny"} 2.0
+# TYPE vllm:num_preemptions_created gauge
+vllm:num_preemptions_created{engine="0",model_name="tagma-tiny"} 1.795978982903573e+09
+vllm:cache_config_info{block_size="32",kv_cache_backend="tagma",num_gpu_blocks="64"} 1.0
+"""
+
+
+def test_values_of_the_servers_metrics() -> None:
+    assert preemptions(VLLM_METRICS) == 2
+    assert backend_of(VLLM_METRICS) == "tagma"
+    assert backend_of("# nothing\n") == "unknown"
+
+
+def test_the_write_path_is_read_from_the_log() -> None:
+    line = "(EngineCore pid=7) INFO 11-29 [x.py:9] KV cache write path: tagma, slot …"
+    assert write_path_of(f"INFO ready\n{line}\n") == "tagma"
+    assert write_path_of("INFO ready\n") == "paged"

@@ -1,18 +1,20 @@
 """The small model is made once for its inputs, whole or not at all."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from tools import inside
 from tools.base.errors import ToolError
 from tools.base.project import Project
 from tools.serve.model import ensure_model
 
-# Stands in for the environment's Python: takes the program, corpus and folder.
+# Stands in for the environment's Python: takes -m, the program, corpus and folder.
 PYTHON = """\
 #!/bin/sh
-cat "$2" >> "{folder}/corpora"
-touch "$3/config.json"
+cat "$3" >> "{folder}/corpora"
+touch "$4/config.json"
 {then}
 """
 
@@ -65,3 +67,15 @@ def test_a_tree_without_documentation_is_named(tmp_path: Path) -> None:
     project = Project(tmp_path, tmp_path / "build", tmp_path)
     with pytest.raises(ToolError, match="no documentation pages"):
         ensure_model(project, python(tmp_path))
+
+
+def test_another_module_beside_the_program_gives_another_model(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = ensure_model(project, python(tmp_path))
+    copy = tmp_path / "inside"
+    shutil.copytree(inside.FOLDER, copy)
+    monkeypatch.setattr(inside, "FOLDER", copy)
+    assert ensure_model(project, python(tmp_path)) == first
+    (copy / "small_model.py").write_text("LAYERS = 4\n")
+    assert ensure_model(project, python(tmp_path)) != first

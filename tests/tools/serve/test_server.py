@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +12,8 @@ import pytest
 
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
-from tools.serve.server import HOST, Host, Server, choose_port, error_lines, running
+from tools.serve.port import choose_port
+from tools.serve.server import Server, running
 
 # Answers like vLLM, and has a child as vLLM has its engine.
 PROGRAM = """\
@@ -165,61 +165,3 @@ def test_refused_and_broken_answers_are_errors(tmp_path: Path) -> None:
             server.post("/echo", {})
         with pytest.raises(ToolError, match="ended by itself"):
             server.wait_end()
-
-
-def test_a_taken_port_is_refused_by_name_and_avoided_without() -> None:
-    with socket.socket() as other:
-        other.bind((HOST, 0))
-        other.listen()
-        taken = other.getsockname()[1]
-        with pytest.raises(ToolError, match=f"port {taken} of {HOST} is taken"):
-            choose_port(taken)
-        assert choose_port(None, usual=taken) not in (0, taken)
-    assert choose_port(None, usual=taken) == taken
-
-
-def test_only_a_cpu_host_interprets_kernels(tmp_path: Path) -> None:
-    cpu, gpu = Host(tmp_path, True), Host(tmp_path, False)
-    assert cpu.environment({})["TRITON_INTERPRET"] == "1"
-    assert "TRITON_INTERPRET" not in gpu.environment({})
-    assert "--dtype=float32" in cpu.arguments and gpu.arguments == ()
-    for host in (cpu, gpu):
-        assert host.environment({})["VLLM_USE_V2_MODEL_RUNNER"] == "1"
-
-
-@pytest.mark.parametrize(
-    ("log", "lines"),
-    [
-        (
-            "(Worker pid=7) ERROR 11-29 19:00:58 [multiproc_executor.py:1063] "
-            "ValueError: No common block size for 16 (CPU_ATTN: [MultipleOf(32)]).\n"
-            "(EngineCore pid=3) INFO 11-29 19:00:59 [core.py:9] shutting down\n"
-            "ValueError: No common block size for 16 (CPU_ATTN: [MultipleOf(32)]).\n"
-            "KeyboardInterrupt: terminated\n",
-            ("ValueError: No common block size for 16 (CPU_ATTN: [MultipleOf(32)]).",),
-        ),
-        (
-            "usage: vllm serve [model_tag] [options]\n"
-            "vllm serve: error: argument --kv-cache-backend: invalid choice: 'foo' "
-            "(choose from 'paged', 'tagma')\n",
-            (
-                "vllm serve: error: argument --kv-cache-backend: invalid choice: "
-                "'foo' (choose from 'paged', 'tagma')",
-            ),
-        ),
-        (
-            "pydantic_core._pydantic_core.ValidationError: 1 validation error for "
-            "VllmConfig\n  Value error, tagma needs one group [type=value_error]\n"
-            "    For further information visit the documentation\n",
-            (
-                "pydantic_core._pydantic_core.ValidationError: 1 validation error for "
-                "VllmConfig",
-                "  Value error, tagma needs one group [type=value_error]",
-            ),
-        ),
-        ("one\n\ntwo\nthree\nfour\nfive\n", ("two", "three", "four", "five")),
-        ("", ()),
-    ],
-)
-def test_error_lines_are_the_messages(log: str, lines: tuple[str, ...]) -> None:
-    assert error_lines(log) == lines

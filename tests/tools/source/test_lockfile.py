@@ -153,7 +153,7 @@ def test_the_order_of_input_and_index_does_not_reach_the_lock(serve, pins):
 )
 def test_an_inexact_pin_is_refused_by_its_line(pins, text, wrong):
     with pytest.raises(ToolError, match=wrong):
-        lockfile.read_pins(pins(text))
+        lockfile.read_packages(pins(text))
 
 
 def test_an_input_changed_after_its_lock_is_noticed(serve, pins):
@@ -182,5 +182,7 @@ def test_the_repositorys_locks_are_those_of_their_inputs():
 
 
 def test_the_serving_environment_has_no_torch_companions():
-    names = {pin.name for pin in lockfile.read_pins(REPOSITORY / "upstream" / "cpu.in")}
+    names = {
+        pin.name for pin in lockfile.read_packages(REPOSITORY / "upstream" / "cpu.in")
+    }
     assert not names & {"torchvision", "torchaudio", "torchcodec"}

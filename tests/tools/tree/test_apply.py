@@ -28,7 +28,7 @@ from tools.base import process
 from tools.base.errors import ToolError
 from tools.base.git import Repository
 from tools.base.outcome import Outcome
-from tools.source.source import GitRemote, Sdist
+from tools.source.fetch import GitRemote, Sdist
 
 
 def refused(checkout: Checkout, outcome: Outcome, **options: bool) -> ToolError:

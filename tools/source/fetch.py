@@ -1,19 +1,100 @@
-"""Where the pinned release comes from; every source must give the same tree."""
+"""How the pinned files come here: from cache, index, a local copy, or git."""
 
+import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import requests
+
+from tools.base import console
+from tools.base.digest import sha256
 from tools.base.errors import ToolError
 from tools.base.git import Repository
 from tools.base.outcome import Outcome
-from tools.source import archive, download
-from tools.source.pin import Pin
+from tools.source import archive
+from tools.source.index import IndexConfig, offline
+from tools.source.pin import Artifact, Pin
 
 _IMPORT = "refs/tagma/import"  # and the archive's hash: imports run side by side
 
 
-class Source(Protocol):
+def verify(path: Path, artifact: Artifact) -> None:
+    """Check a file against its pin.
+
+    Raises:
+        ToolError: The hash differs; both hashes are in the details.
+    """
+    found = sha256(path)
+    if found != artifact.sha256:
+        raise ToolError(
+            Outcome.WRONG_HASH,
+            f"{path.name} is not the pinned {artifact.filename}",
+            (
+                "Fetch it again: the download may have been cut short",
+                "Do not change the pin unless upstream says that it replaced the file",
+            ),
+            (
+                f"expected sha256 {artifact.sha256}",
+                f"found    sha256 {found} ({path.stat().st_size} bytes)",
+            ),
+        )
+
+
+def fetch(artifact: Artifact, cache: Path, option: str = "") -> Path:
+    """Return the artifact's file in the cache, downloading it if need be.
+
+    A cached file is used without touching the network. A download is kept only
+    once its hash is right.
+
+    Args:
+        artifact: What to fetch.
+        cache: The cache's folder.
+        option: Command-line option that names a local file instead, for the error.
+
+    Raises:
+        ToolError: No network, no such file, or a wrong hash.
+    """
+    folder = cache / "files" / artifact.sha256
+    kept = folder / artifact.filename
+    if kept.is_file():
+        if sha256(kept) == artifact.sha256:
+            return kept
+        console.note(f"{artifact.filename} in the cache is damaged; fetching it again")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        partial = Path(scratch) / artifact.filename
+        _download(artifact, partial, option)
+        verify(partial, artifact)
+        os.replace(partial, kept)
+    return kept
+
+
+def _download(artifact: Artifact, target: Path, option: str) -> None:
+    mend = f"or name a local copy: {option} {artifact.filename}" if option else ""
+    try:
+        index = IndexConfig.from_pip()
+        found = index.download(artifact.project, artifact.filename, target)
+    except requests.exceptions.ChunkedEncodingError as error:
+        raise ToolError(
+            Outcome.OFFLINE,
+            f"the download of {artifact.filename} was cut short",
+            ("Run the command again",),
+            (str(error)[:300],),
+        ) from error
+    # ValueError: an answer that is no index page, or an address that is none.
+    except (requests.RequestException, OSError, ValueError) as error:
+        raise offline(artifact.filename, error, mend) from error
+    if not found:
+        raise ToolError(
+            Outcome.OFFLINE,
+            f"no configured package index has {artifact.filename}",
+            (f"Configure an index that mirrors {artifact.project}", mend),
+        )
+
+
+class ReleaseSource(Protocol):
     """A way to get the release into the object store."""
 
     @property
@@ -48,10 +129,10 @@ class Sdist:
     def import_into(self, repository: Repository, pin: Pin, scratch: Path) -> str:
         """Stream the sdist into the object store; nothing is unpacked."""
         if self.file:
-            download.verify(self.file, pin.sdist)
+            verify(self.file, pin.sdist)
             sdist = self.file
         else:
-            sdist = download.fetch(pin.sdist, self.cache, "--source")
+            sdist = fetch(pin.sdist, self.cache, "--source")
         reference = f"{_IMPORT}-{pin.sdist.sha256[:12]}"
         stream = b"".join(archive.fast_import(sdist, reference))
         # One pack without deltas: 7,700 loose objects cost more than the rest.
