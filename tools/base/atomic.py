@@ -1,17 +1,26 @@
 """Files that are replaced in one step: a reader sees the old one or the new one."""
 
 import os
+import shutil
 from pathlib import Path
 
 from tools.base import fault
 
 
-def write(path: Path, data: bytes) -> None:
-    """Write a file in one step, making its folder."""
+def write(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Write a file in one step, making its folder.
+
+    Args:
+        path: The file.
+        data: Its content.
+        mode: Its permissions; None: those of a new file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial(path)
     fault.point()
     partial.write_bytes(data)
+    if mode is not None:
+        partial.chmod(mode)
     fault.point()
     os.replace(partial, path)
 
@@ -27,6 +36,15 @@ def move(source: Path, target: Path) -> None:
     """Rename a file or folder in one step."""
     fault.point()
     os.replace(source, target)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, if it is there: all of it is gone at once."""
+    gone = folder.with_name(f"{folder.name}.gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    if folder.exists():
+        move(folder, gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _partial(path: Path) -> Path:

@@ -12,9 +12,9 @@ from tools.carry.place import Change, Scopes, changes, distance, overlap
 from tools.carry.report import names_data
 from tools.carry.uses import Finding, Release, collect, compare
 from tools.source.pin import Pin
+from tools.tree.compose import base_reference
 from tools.tree.patch import Hunk, Patch, places, split_lines
 from tools.tree.series import Series
-from tools.tree.tree import base_reference
 
 _NEAR = 3  # as far as a text apply with usual context looks
 _SHOWN = 6

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict, dataclass, replace
-from enum import Enum
 from pathlib import Path
 
 from tools.base import atomic
@@ -11,15 +10,6 @@ from tools.base.outcome import Outcome
 from tools.base.project import Project
 from tools.carry.landing import Carried, Conflict, Landing
 from tools.source.pin import Artifact, Pin
-
-
-class Phase(Enum):
-    """Where a rebase stands."""
-
-    REPLAY = "replay"  # patches are being carried; no file of the project changed
-    STOPPED = "stopped"  # a patch waits for the user
-    SWITCH = "switch"  # the new files are being put in place
-    RESTORE = "restore"  # the old files are being put back
 
 
 @dataclass(frozen=True)
@@ -46,7 +36,6 @@ class Journal:
     """The state of a rebase.
 
     Args:
-        phase: Where it stands.
         inputs: Digest of pin, overlays and series at its start.
         old: The release that the series is on.
         new: The release that it goes to.
@@ -55,11 +44,8 @@ class Journal:
         done: The patches that are done, in order.
         stopped: The patch that waits for the user.
         offer: Use stored resolutions.
-        written: In SWITCH and RESTORE, the files that change, below the project.
-        removed: The files that go.
     """
 
-    phase: Phase
     inputs: str
     old: Pin
     new: Pin
@@ -68,8 +54,6 @@ class Journal:
     done: tuple[Entry, ...] = ()
     stopped: Carried | None = None
     offer: bool = True
-    written: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, project: Project) -> "Journal | None":
@@ -78,7 +62,6 @@ class Journal:
         try:
             data = json.loads(path.read_text("utf-8"))
             return cls(
-                phase=Phase(data["phase"]),
                 inputs=data["inputs"],
                 old=_pin(data["old"]),
                 new=_pin(data["new"]),
@@ -87,8 +70,6 @@ class Journal:
                 done=tuple(_entry(entry) for entry in data["done"]),
                 stopped=_carried(data["stopped"]) if data["stopped"] else None,
                 offer=data["offer"],
-                written=tuple(data["written"]),
-                removed=tuple(data["removed"]),
             )
         except FileNotFoundError:
             return None
@@ -107,6 +88,11 @@ class Journal:
         atomic.write(journal_file(project), text.encode())
 
     @property
+    def phase(self) -> str:
+        """Where it stands: "stopped" at a patch, or in the middle of the "replay"."""
+        return "stopped" if self.stopped else "replay"
+
+    @property
     def next_step(self) -> tuple[str, str] | None:
         """The patch that comes next, and its old commit."""
         return self.steps[len(self.done)] if len(self.done) < len(self.steps) else None
@@ -115,7 +101,6 @@ class Journal:
         """Return the journal after one more patch."""
         return replace(
             self,
-            phase=Phase.REPLAY,
             done=(*self.done, entry),
             tip=entry.commit or self.tip,
             stopped=None,
@@ -130,24 +115,6 @@ def folder(project: Project) -> Path:
 def journal_file(project: Project) -> Path:
     """Return the file of the journal."""
     return folder(project) / "journal.json"
-
-
-def refuse_half_switched(project: Project) -> None:
-    """Stop while a killed rebase has left some files new and some old.
-
-    Raises:
-        ToolError: It has.
-    """
-    journal = Journal.read(project)
-    if journal and journal.phase in (Phase.SWITCH, Phase.RESTORE):
-        raise ToolError(
-            Outcome.IN_PROGRESS,
-            f"a rebase to {journal.new.version} was interrupted as it replaced files",
-            (
-                "Finish it: python -m tools rebase --continue",
-                "or undo it: python -m tools rebase --abort",
-            ),
-        )
 
 
 def _pin(data: dict[str, object]) -> Pin:

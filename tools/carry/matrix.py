@@ -16,8 +16,10 @@ from tools.carry.uses import Change, Finding, Release, Use, collect, compare
 from tools.source.fetch import Sdist
 from tools.source.pin import Pin
 from tools.tree import overlay
+from tools.tree.compose import base_reference
+from tools.tree.inputs import Inputs
 from tools.tree.patch import Patch
-from tools.tree.tree import Inputs, Tree, base_reference
+from tools.tree.tree import Tree
 
 WORKERS = 2
 

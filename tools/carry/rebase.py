@@ -1,8 +1,8 @@
 """The series, carried to another release: a state machine that survives a kill.
 
-Patches are carried as objects only. The new files are then written beside the old
-ones, checked as `apply` would check them, and put in place one by one; a journal says
-at any moment what is done, so that the same work can be finished or undone.
+Patches are carried as objects only, and a journal says at any moment what is done, so
+that the same work can be finished or given up. The new files are checked as `apply`
+would check them; then all of them change in one transaction.
 """
 
 import shutil
@@ -16,17 +16,21 @@ from tools.base.git import Repository
 from tools.base.outcome import Outcome
 from tools.base.project import Project
 from tools.carry import report, resolutions
-from tools.carry.journal import Entry, Journal, Phase, folder
+from tools.carry.journal import Entry, Journal, folder
 from tools.carry.landing import Carried, Landing
 from tools.carry.merge import Step, carry, solve
 from tools.carry.releases import Releases, imported
 from tools.source.fetch import Sdist
 from tools.tree import overlay
+from tools.tree.compose import commit_patch, compose, lay_overlays
 from tools.tree.edits import Snapshot
 from tools.tree.export import diff_between, files_of
+from tools.tree.inputs import Inputs
 from tools.tree.patch import Patch
+from tools.tree.scratch import scratch
 from tools.tree.series import Series
-from tools.tree.tree import Inputs, Tree
+from tools.tree.transaction import File, Transaction, write
+from tools.tree.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Rebase:
 
     def __init__(self, project: Project):
         self.project = project
-        self.tree = Tree(project, rebasing=True)
+        self.tree = Tree(project)
         self.repository = self.tree.repository
         self.folder = folder(project)
         # The user works in a repository of its own that borrows the tree's objects:
@@ -72,7 +76,7 @@ class Rebase:
             ToolError: A rebase is under way, the tree has edits, or the release
                 cannot be had. Nothing has changed then.
         """
-        if journal := self.journal:
+        if journal := self._recover():
             raise ToolError(
                 Outcome.IN_PROGRESS,
                 f"a rebase to {journal.new.version} is under way",
@@ -96,12 +100,11 @@ class Rebase:
         known = Releases.read(self.project.releases_file)
         pin = imported(self.tree, known, version, inputs.pin)
         journal = Journal(
-            Phase.REPLAY,
             inputs.digest(),
             inputs.pin,
             pin,
             tuple(zip(inputs.series.names, commits[1:], strict=True)),
-            self.tree.lay_overlays(replace(inputs, pin=pin)),
+            lay_overlays(self.project, replace(inputs, pin=pin)),
             offer=offer,
         )
         journal.write(self.project)
@@ -113,15 +116,11 @@ class Rebase:
         Raises:
             ToolError: There is no rebase, or the patch is not resolved yet.
         """
-        journal = self._require()
-        if journal.phase is Phase.RESTORE:
-            raise ToolError(
-                Outcome.IN_PROGRESS,
-                "this rebase was being given up",
-                ("Finish that: python -m tools rebase --abort",),
-            )
-        if journal.phase is Phase.SWITCH:
-            return self._switch(journal)
+        before = self.journal
+        journal = self._recover()
+        if before and not journal:  # killed as it ended; the files are in place now
+            return self._finished(before)
+        journal = self._require(journal)
         if journal.stopped:
             journal = journal.with_entry(self._take_resolution(journal))
             journal.write(self.project)
@@ -134,7 +133,7 @@ class Rebase:
         Raises:
             ToolError: No patch stops a rebase.
         """
-        journal = self._require()
+        journal = self._require(self._recover())
         if not journal.stopped:
             raise ToolError(
                 Outcome.NOT_IN_PROGRESS,
@@ -150,26 +149,25 @@ class Rebase:
         return self._replay(journal)
 
     def abort(self) -> tuple[Path, ...]:
-        """Put back every byte and forget the rebase.
+        """Forget the rebase; no file of the checkout has changed yet.
 
         Returns:
             Copies of what the user did: edits in the work tree, resolutions.
 
         Raises:
-            ToolError: There is no rebase.
+            ToolError: There is no rebase, or a killed run had come to its end.
         """
-        journal = self._require()
+        before = self.journal
+        journal = self._recover()
+        if before and not journal:
+            raise ToolError(
+                Outcome.NOT_IN_PROGRESS,
+                f"the rebase to {before.new.version} was replacing files when it was "
+                "interrupted; that is completed now",
+                ("Take it back: python -m tools undo",),
+            )
+        journal = self._require(journal)
         kept = [self._keep_work(journal), self._keep_resolutions(journal)]
-        if journal.phase in (Phase.SWITCH, Phase.RESTORE):
-            journal = replace(journal, phase=Phase.RESTORE)
-            journal.write(self.project)
-            old = self.folder / "old"
-            for name in (*journal.written, *journal.removed):
-                if (old / name).is_file():
-                    atomic.write(self.project.root / name, (old / name).read_bytes())
-                else:
-                    atomic.remove(self.project.root / name)
-            self.tree.apply(Sdist(self.project.cache))
         self._clear()
         return tuple(path for path in kept if path)
 
@@ -188,13 +186,13 @@ class Rebase:
                 entry = self._settle(journal, patch, found, stored)
                 if entry is None:
                     self._stop(journal, found)
-                    journal = replace(journal, phase=Phase.STOPPED, stopped=found)
+                    journal = replace(journal, stopped=found)
                     journal.write(self.project)
                     return journal
                 journal = journal.with_entry(entry)
                 journal.write(self.project)
                 shown.advance(1)
-        return self._switch(self._prepare(journal))
+        return self._end(journal)
 
     def _settle(
         self,
@@ -207,7 +205,7 @@ class Rebase:
         if found.landing is Landing.UPSTREAM:
             return Entry(patch.name, found.landing, "", found.details)
         if not found.landing.stops:
-            commit = self._commit(patch, found.tree, journal.tip)
+            commit = commit_patch(self.repository, patch, found.tree, journal.tip)
             return Entry(patch.name, found.landing, commit, found.details)
         solved = solve(self.repository, found, stored)
         if solved is None:
@@ -215,18 +213,8 @@ class Rebase:
         tree, used = solved
         for path, file in used:
             console.note(f"{patch.name}: {path} by stored resolution {file}")
-        commit = self._commit(patch, tree, journal.tip)
+        commit = commit_patch(self.repository, patch, tree, journal.tip)
         return Entry(patch.name, Landing.RESOLVED, commit, found.details, used)
-
-    def _commit(self, patch: Patch, tree: str, parent: str) -> str:
-        """Commit as `apply` will, so that the ids are the same."""
-        return self.repository.commit_tree(
-            tree,
-            patch.message,
-            parent,
-            patch.fields["From"],
-            f"{patch.fields['Last-Update']}T00:00:00+0000",
-        )
 
     def _patch(self, name: str) -> Patch:
         return Patch.parse(name, (self.project.patches / name).read_bytes())
@@ -264,7 +252,7 @@ class Rebase:
             )
         patch = self._patch(found.name)
         used = tuple(self._learn(journal, found, tree))
-        commit = self._commit(patch, tree, journal.tip)
+        commit = commit_patch(self.repository, patch, tree, journal.tip)
         return Entry(found.name, Landing.RESOLVED, commit, found.details, used)
 
     def _refuse_unresolved(self, journal: Journal, found: Carried, tree: str) -> None:
@@ -377,8 +365,8 @@ class Rebase:
 
     # ---- the end
 
-    def _prepare(self, journal: Journal) -> Journal:
-        """Write the new files beside the old ones, and check them."""
+    def _end(self, journal: Journal) -> Finished:
+        """Check what the new files make, then put them in place."""
         inputs = Inputs.read(self.project)
         if inputs.digest() != journal.inputs:
             raise ToolError(
@@ -389,82 +377,65 @@ class Rebase:
                     "or begin again: python -m tools rebase --abort",
                 ),
             )
-        new, old = self.folder / "new", self.folder / "old"
-        for left in (new, old):
-            shutil.rmtree(left, ignore_errors=True)
-        files = dict(self._new_files(journal))
-        for name, content in files.items():
-            atomic.write(new / name, content)
-        removed = tuple(
-            f"patches/{entry.name}" for entry in journal.done if not entry.commit
-        )
-        for name in (*files, *removed):
-            source = self.project.root / name
-            if source.is_file():
-                atomic.write(old / name, source.read_bytes())
-        series = Series.read(new / "patches")
-        built = self.tree.build(Inputs(journal.new, inputs.overlays, series))
-        if built.commit != journal.tip:
+        changes = dict(self._new_files(journal))
+        with scratch(self.project) as folder:
+            write(changes, folder)
+            series = Series.read(folder / "patches")
+            new = Inputs(journal.new, inputs.overlays, series)
+            state = compose(self.project, new)
+        if state.commit != journal.tip:
             raise ToolError(
                 Outcome.WRONG_TREE,
                 "the new patches do not give the tree that the rebase made",
                 ("Keep build/rebase and report this",),
-                (f"expected commit {journal.tip}", f"found    commit {built.commit}"),
+                (f"expected commit {journal.tip}", f"found    commit {state.commit}"),
             )
-        shutil.copytree(old, _kept(self.project, journal), dirs_exist_ok=True)
-        journal = replace(
-            journal, phase=Phase.SWITCH, written=tuple(files), removed=removed
-        )
         self.tree.refuse_edits()
-        journal.write(self.project)
-        return journal
+        self.tree.refuse_overwriting(state.commit)
+        title = f"rebase {journal.new.version}"
+        self.tree.change(title, changes, state, spent=(self.folder.name,))
+        return self._finished(journal)
 
-    def _new_files(self, journal: Journal) -> Iterator[tuple[str, bytes]]:
+    def _finished(self, journal: Journal) -> Finished:
+        name = f"{report.name(journal.old, journal.new)}.md"
+        made = Transaction.last(self.project)
+        assert made and made.kept
+        return Finished(journal, self.project.reports / name, made.kept)
+
+    def _new_files(self, journal: Journal) -> Iterator[tuple[str, File | None]]:
         """Yield the files that the rebase changes, below the project."""
         project, repository = self.project, self.repository
         patches = []
         for entry in journal.done:
-            if entry.commit:
+            if not entry.commit:
+                yield f"patches/{entry.name}", None
+            else:
                 diff = diff_between(repository, f"{entry.commit}^", entry.commit)
                 patches.append(replace(self._patch(entry.name), diff=diff))
         for name, content in files_of(project.patches, patches).items():
-            yield f"patches/{name}", content
+            yield f"patches/{name}", File(content)
         for resolution in self._own_resolutions().values():
             name = f"patches/{resolutions.FOLDER}/{resolution.filename}"
-            yield name, resolution.to_bytes()
+            yield name, File(resolution.to_bytes())
         pin_text = project.pin_file.read_text("utf-8")
-        yield "upstream/pin.toml", journal.new.to_toml(pin_text).encode()
+        yield "upstream/pin.toml", File(journal.new.to_toml(pin_text).encode())
         tree = repository.tree_of(journal.tip)
-        yield "upstream/tree.lock", f"{tree}\n".encode()
+        yield "upstream/tree.lock", File(f"{tree}\n".encode())
         known = Releases.read(project.releases_file)
-        yield "upstream/releases.toml", known.text_with(journal.new)
+        yield "upstream/releases.toml", File(known.text_with(journal.new))
         for name, content in report.files(project, repository, journal).items():
-            yield f"upstream/reports/{name}", content
-
-    def _switch(self, journal: Journal) -> Finished:
-        """Put the new files in place; a killed run repeats it."""
-        new = self.folder / "new"
-        for name in journal.written:
-            atomic.write(self.project.root / name, (new / name).read_bytes())
-        for name in journal.removed:
-            atomic.remove(self.project.root / name)
-        self.tree.apply(Sdist(self.project.cache))
-        self._clear()
-        name = f"{report.name(journal.old, journal.new)}.md"
-        kept = _kept(self.project, journal)
-        return Finished(journal, self.project.reports / name, kept)
+            yield f"upstream/reports/{name}", File(content)
 
     def _clear(self) -> None:
-        """Forget the rebase: the journal first, in one step."""
-        left = self.folder.with_name("rebase.done")
-        shutil.rmtree(left, ignore_errors=True)
-        if self.folder.exists():
-            atomic.move(self.folder, left)
-            shutil.rmtree(left, ignore_errors=True)
+        """Forget the rebase: the journal goes with the folder, in one step."""
+        atomic.remove_folder(self.folder)
 
-    def _require(self) -> Journal:
+    def _recover(self) -> Journal | None:
+        """Complete what a killed run began; return the journal of what is left."""
         self.tree.recover()
-        journal = self.journal
+        return self.journal
+
+    def _require(self, journal: Journal | None) -> Journal:
         if journal is None:
             raise ToolError(
                 Outcome.NOT_IN_PROGRESS,

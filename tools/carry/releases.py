@@ -13,6 +13,7 @@ from tools.base.outcome import Outcome
 from tools.source.fetch import Sdist
 from tools.source.index import IndexConfig, offline
 from tools.source.pin import Artifact, Pin
+from tools.tree.compose import import_base
 from tools.tree.tree import Tree
 
 _PROJECT = "vllm"
@@ -94,7 +95,7 @@ def imported(tree: Tree, known: Releases, version: str, like: Pin | None = None)
             tree.repository, pin, tree.project.build
         )
         pin = replace(pin, tree=found)
-    base = tree.import_base(pin, Sdist(tree.project.cache))
+    base = import_base(tree.project, pin, Sdist(tree.project.cache))
     if not pin.commit:
         shown = tree.repository.git(
             "cat-file", "blob", f"{base}:vllm/_version.py", check=False

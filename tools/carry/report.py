@@ -11,7 +11,7 @@ from tools.carry.journal import Entry, Journal
 from tools.carry.landing import Landing
 from tools.carry.uses import Change, Finding, Release, collect, compare
 from tools.source.pin import Pin
-from tools.tree.tree import base_reference
+from tools.tree.compose import base_reference
 
 _MEANING = {
     Landing.CLEAN: "applies as it is",

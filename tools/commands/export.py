@@ -37,7 +37,7 @@ def command(settings: Settings, check: bool, as_json: bool) -> None:
                 tuple(changed),
             )
         if not check:
-            done = rewrite(tree, export.steps, len(export.steps))
+            done = rewrite(tree, "export", export.steps, len(export.steps))
             kept = done.kept if changed else ""
     outcome = Outcome.DONE if changed else Outcome.UNCHANGED
     console.show(

@@ -147,7 +147,7 @@ def _data(journal: Journal) -> dict[str, object]:
     return {
         "from": journal.old.version,
         "to": journal.new.version,
-        "phase": journal.phase.value,
+        "phase": journal.phase,
         "patches": [
             {
                 "name": entry.name,

@@ -111,6 +111,7 @@ def refresh(stack: Stack) -> Rewritten:
         )
     return rewrite(
         stack.tree,
+        f"refresh {stack.top}",
         steps,
         stack.position,
         edits.overlay_changes(stack),
@@ -145,6 +146,7 @@ def new(stack: Stack, subject: str, description: str, author: str) -> Rewritten:
     steps.insert(stack.position, Step(patch, before, edits.patched_tree(stack)))
     return rewrite(
         stack.tree,
+        f"new {patch.name}",
         steps,
         stack.position + 1,
         edits.overlay_changes(stack),

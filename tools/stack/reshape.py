@@ -29,6 +29,7 @@ def drop(stack: Stack, number: int) -> Rewritten:
     commit = stack.commits[number][:12]
     return rewrite(
         stack.tree,
+        f"drop {stack.names[number - 1]}",
         steps,
         stack.position - (number <= stack.position),
         mend=_by_git(stack, f"rebase --onto {commit}^ {commit}"),
@@ -50,7 +51,7 @@ def rename(stack: Stack, number: int, name: str) -> Rewritten:
             Outcome.USAGE, f"there is a {renamed} already", ("Choose another name",)
         )
     steps[number - 1] = replace(steps[number - 1], patch=replace(old, name=renamed))
-    return rewrite(stack.tree, steps, stack.position)
+    return rewrite(stack.tree, f"rename {old.name}", steps, stack.position)
 
 
 def split(
@@ -77,7 +78,8 @@ def split(
         replace(step, after=middle),
         Step(patch, middle, step.after),
     ]
-    return rewrite(stack.tree, steps, stack.position + (number <= stack.position))
+    position = stack.position + (number <= stack.position)
+    return rewrite(stack.tree, f"split {step.patch.name}", steps, position)
 
 
 def _without(repository: Repository, step: Step, parts: tuple[str, ...]) -> str:
@@ -167,7 +169,8 @@ def fold(stack: Stack, number: int, into: int) -> Rewritten:
         steps[into - 1] = Step(patch, before, stays.after)
     del steps[number - 1]
     position = stack.position - (number <= stack.position)
-    return rewrite(stack.tree, steps, position, mend=mend)
+    title = f"fold {gone.patch.name} into {patch.name}"
+    return rewrite(stack.tree, title, steps, position, mend=mend)
 
 
 def _by_git(stack: Stack, command: str) -> tuple[str, ...]:

@@ -1,17 +1,20 @@
 """Changes of the series: replayed by three-way merge, proven, then written."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tools.base.errors import ToolError
 from tools.base.git import Repository
 from tools.base.outcome import Outcome
 from tools.base.project import Project
+from tools.tree.compose import compose, lay_overlays
 from tools.tree.export import Step, diff_between, files_of
+from tools.tree.inputs import Inputs, copy_inputs
 from tools.tree.patch import Patch
-from tools.tree.transaction import Changes, File, Transaction, copy_inputs, write
-from tools.tree.tree import Inputs, Tree
+from tools.tree.scratch import scratch
+from tools.tree.transaction import Changes, File, write
+from tools.tree.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Rewritten:
 
 def rewrite(
     tree: Tree,
+    title: str,
     steps: Sequence[Step],
     position: int,
     overlays: Changes | None = None,
@@ -55,6 +59,7 @@ def rewrite(
 
     Args:
         tree: The tree; the caller holds the project's lock.
+        title: The command and the patch that it is about, for people.
         steps: The patches in their new order.
         position: How many of them the work tree will have.
         overlays: Changes of overlay files in their source folders.
@@ -65,12 +70,12 @@ def rewrite(
         ToolError: A patch conflicts, or would change nothing. Nothing has changed.
     """
     project = tree.project
-    with tree.scratch() as scratch:
-        copy_inputs(project.root, scratch)
-        shadow = Project(scratch, project.build, project.cache)
-        write(overlays or {}, scratch)
+    with scratch(project) as folder:
+        copy_inputs(project.root, folder)
+        shadow = Project(folder, project.build, project.cache)
+        write(overlays or {}, folder)
         # The present patches may be broken; they are about to be replaced.
-        laid = tree.lay_overlays(Inputs.read(shadow, relock=True, series=False))
+        laid = lay_overlays(project, Inputs.read(shadow, relock=True, series=False))
         start = tree.repository.tree_of(laid)
         trees = _replay(tree.repository, start, steps, mend)
         patches = [
@@ -78,8 +83,8 @@ def rewrite(
             for step, before, after in zip(steps, trees, trees[1:], strict=False)
         ]
         series = _series_changes(project.patches, patches)
-        write(series, scratch)
-        new = tree.build(Inputs.read(shadow, relock=True))
+        write(series, folder)
+        new = compose(project, Inputs.read(shadow, relock=True))
     commits = tree.commits(new)
     if [tree.repository.tree_of(commit) for commit in commits] != trees:
         raise ToolError(
@@ -90,11 +95,9 @@ def rewrite(
     here = commits[position]
     tree.refuse_overwriting(here, work_tree)
     lock = {"upstream/tree.lock": File(f"{trees[-1]}\n".encode())}
-    changes = _real(project.root, {**series, **(overlays or {}), **lock})
     state = replace(new, position="" if here == new.commit else here)
-    transaction = Transaction.stage(project, changes, asdict(state))
-    tree.carry_out(transaction)
-    return Rewritten(tuple(sorted(changes)), transaction.kept)
+    made = tree.change(title, {**series, **(overlays or {}), **lock}, state)
+    return Rewritten(tuple(sorted(made.after)), str(made.kept or ""))
 
 
 def _replay(
@@ -163,16 +166,3 @@ def _series_changes(folder: Path, patches: Sequence[Patch]) -> Changes:
         for name in (*wanted, *sorted(present - set(wanted)))
     }
     return {f"{folder.name}/{name}": file for name, file in changes.items()}
-
-
-def _real(root: Path, changes: Changes) -> Changes:
-    """Return the changes without those that change nothing."""
-
-    def is_real(name: str, file: File | None) -> bool:
-        path = root / name
-        if not file or not path.exists():
-            return bool(file) != path.exists()
-        executable = bool(path.stat().st_mode & 0o100)
-        return (path.read_bytes(), executable) != (file.data, file.executable)
-
-    return {name: file for name, file in changes.items() if is_real(name, file)}

@@ -11,7 +11,8 @@ from tools.base.outcome import Outcome
 from tools.tree.export import Step
 from tools.tree.patch import Patch
 from tools.tree.series import Series
-from tools.tree.tree import State, Tree
+from tools.tree.state import State
+from tools.tree.tree import Tree
 
 
 @dataclass(frozen=True)

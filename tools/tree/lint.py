@@ -14,9 +14,10 @@ from tools.base.errors import ToolError
 from tools.base.project import Project
 from tools.source.pin import Pin
 from tools.tree import overlay
+from tools.tree.compose import base_reference
 from tools.tree.patch import Patch
 from tools.tree.series import Series, listed
-from tools.tree.tree import Tree, base_reference
+from tools.tree.tree import Tree
 
 # Yocto's words for what upstream thinks, and one for what upstream will not get.
 _STATUS = (

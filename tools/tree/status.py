@@ -6,8 +6,10 @@ from tools.base.errors import ToolError
 from tools.base.project import Project
 from tools.tree import overlay
 from tools.tree.export import Export
+from tools.tree.inputs import Inputs
+from tools.tree.state import State
 from tools.tree.transaction import Transaction
-from tools.tree.tree import Inputs, State, Tree
+from tools.tree.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
-"""Changes to patches and overlays that are made as a whole or not at all."""
+"""Changes to files of the checkout that are made as a whole or not at all."""
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.base import atomic
 from tools.base.project import Project
-from tools.tree import overlay
+from tools.tree.state import State
 
 _MANIFEST = "manifest.json"
 
@@ -22,26 +22,21 @@ class File:
     data: bytes
     executable: bool = False
 
+    @classmethod
+    def read(cls, path: Path) -> "File | None":
+        """Return what a file holds; None if there is none."""
+        try:
+            return cls(path.read_bytes(), bool(path.stat().st_mode & 0o100))
+        except FileNotFoundError:
+            return None
+
     def write(self, path: Path) -> None:
         """Write the file in one step, with its folder."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_bytes(self.data)
-        partial.chmod(0o755 if self.executable else 0o644)
-        os.replace(partial, path)
+        atomic.write(path, self.data, 0o755 if self.executable else 0o644)
 
 
 # By path in the checkout; None removes the file.
 Changes = Mapping[str, File | None]
-
-
-def copy_inputs(root: Path, target: Path) -> None:
-    """Copy what determines the tree of the checkout `root` to another folder."""
-    for folder in ("patches", *overlay.FOLDERS):
-        if (root / folder).is_dir():
-            shutil.copytree(root / folder, target / folder)
-    (target / "upstream").mkdir()
-    shutil.copy(root / "upstream" / "pin.toml", target / "upstream")
 
 
 def write(changes: Changes, root: Path) -> None:
@@ -50,7 +45,7 @@ def write(changes: Changes, root: Path) -> None:
         if file:
             file.write(root / name)
         else:
-            (root / name).unlink(missing_ok=True)
+            atomic.remove(root / name)
 
 
 @dataclass(frozen=True)
@@ -61,102 +56,153 @@ class Transaction:
 
     Args:
         project: The checkout.
-        state: What the tree's state will be, for the caller.
+        title: The command that makes them, for people.
+        state: What the tree's state will be.
+        was: What it was; None: there was no tree.
         before: Digest of each changed file as it was; "": it did not exist.
         after: Digest of each changed file as it will be; "": removed.
-        kept: The folder that has a copy of what is replaced or removed; "": nothing
-            is.
+        number: Names the folder with a copy of what is replaced or removed; 0:
+            nothing changes.
+        spent: Folders of the build folder that are needless once it has happened.
     """
 
     project: Project
-    state: dict[str, Any]
+    title: str
+    state: State
+    was: State | None
     before: dict[str, str]
     after: dict[str, str]
-    kept: str
+    number: int
+    spent: tuple[str, ...] = ()
 
     @classmethod
     def stage(
-        cls, project: Project, changes: Changes, state: dict[str, Any]
+        cls,
+        project: Project,
+        title: str,
+        changes: Changes,
+        state: State,
+        spent: tuple[str, ...] = (),
     ) -> "Transaction":
-        """Write the changes to the build folder; the manifest comes last."""
+        """Write the changes to the build folder; the manifest comes last.
+
+        Args:
+            project: The checkout.
+            title: The command, for people.
+            changes: What files will hold; those that hold it already are left out.
+            state: What the tree's state will be.
+            spent: Folders of the build folder to remove at the end.
+        """
+        real = {
+            name: file
+            for name, file in changes.items()
+            if File.read(project.root / name) != file
+        }
         folder = _folder(project)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        write(changes, folder)
-        before = {name: _digest(project.root / name) for name in changes}
-        after = {name: _digest(folder / name) for name in changes}
-        kept = ""
-        if replaced := [name for name in changes if before[name]]:
-            kept = str(_keep(project, replaced))
-        record: dict[str, Any] = {
-            "state": state,
-            "before": before,
-            "after": after,
-            "kept": kept,
-        }
-        File(json.dumps(record).encode()).write(folder / _MANIFEST)
-        return cls(project, **record)
+        write(real, folder)
+        before = {name: digest(project.root / name) for name in real}
+        transaction = cls(
+            project,
+            title,
+            state,
+            State.read(State.file(project)),
+            before,
+            {name: digest(folder / name) for name in real},
+            _keep(project, [name for name in real if before[name]]) if real else 0,
+            spent,
+        )
+        atomic.write(folder / _MANIFEST, transaction.to_bytes())
+        return transaction
 
     @classmethod
     def pending(cls, project: Project) -> "Transaction | None":
         """Return the staged changes of a killed run, if there are any."""
+        return cls.read(project, _folder(project) / _MANIFEST)
+
+    @classmethod
+    def last(cls, project: Project) -> "Transaction | None":
+        """Return the last one that has happened and whose copies are there."""
+        found = sorted(
+            int(path.stem)
+            for path in project.dropped.glob("*.json")
+            if path.stem.isdecimal() and path.with_suffix("").is_dir()
+        )
+        if not found:
+            return None
+        return cls.read(project, project.dropped / f"{found[-1]}.json")
+
+    @classmethod
+    def read(cls, project: Project, path: Path) -> "Transaction | None":
+        """Read a manifest; None if there is none."""
         try:
-            text = (_folder(project) / _MANIFEST).read_text("utf-8")
+            fields: dict[str, Any] = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
             return None
-        return cls(project, **json.loads(text))
+        fields["state"] = State(**fields["state"])
+        fields["was"] = State(**fields["was"]) if fields["was"] else None
+        fields["spent"] = tuple(fields["spent"])
+        return cls(project, **fields)
+
+    def to_bytes(self) -> bytes:
+        """Return the manifest, for `read`."""
+        fields = {key: value for key, value in vars(self).items() if key != "project"}
+        return json.dumps(fields, default=asdict).encode()
+
+    @property
+    def kept(self) -> Path | None:
+        """The folder with copies of what is replaced or removed."""
+        return self.project.dropped / str(self.number) if self.number else None
 
     def carry_out(self) -> None:
         """Change the files; doing it twice is harmless.
 
         A file that was changed since the changes were staged is copied first.
         """
-        folder = _folder(self.project)
-        found = {name: _digest(self.project.root / name) for name in self.after}
+        folder, root = _folder(self.project), self.project.root
+        found = {name: digest(root / name) for name in self.after}
         changed = [
             name
-            for name, digest in found.items()
-            if digest not in ("", self.before[name], self.after[name])
+            for name, now in found.items()
+            if now not in ("", self.before[name], self.after[name])
         ]
         if changed:
             _keep(self.project, changed)
-        for name, after in self.after.items():
-            path = self.project.root / name
-            if not after:
-                path.unlink(missing_ok=True)
-            elif found[name] != after:
-                executable = bool((folder / name).stat().st_mode & 0o100)
-                File((folder / name).read_bytes(), executable).write(path)
+        names = [name for name, after in self.after.items() if found[name] != after]
+        write({name: File.read(folder / name) for name in names}, root)
 
     def finish(self) -> None:
-        """Forget the changes; they have happened."""
-        (_folder(self.project) / _MANIFEST).unlink()
+        """Forget the changes, which have happened; the way back stays."""
+        for name in self.spent:
+            atomic.remove_folder(self.project.build / name)
+        if self.kept:
+            atomic.write(self.kept.with_suffix(".json"), self.to_bytes())
+        atomic.remove(_folder(self.project) / _MANIFEST)
         shutil.rmtree(_folder(self.project), ignore_errors=True)
 
 
-def _keep(project: Project, names: list[str]) -> Path:
+def digest(path: Path) -> str:
+    """Return a digest of content and mode; "" if there is no file."""
+    file = File.read(path)
+    if not file:
+        return ""
+    return hashlib.sha256((b"x" if file.executable else b"-") + file.data).hexdigest()
+
+
+def _keep(project: Project, names: list[str]) -> int:
     """Copy files of the checkout to a new folder under build/dropped."""
-    dropped = project.build / "dropped"
-    dropped.mkdir(parents=True, exist_ok=True)
-    number = 1 + max(
-        (int(path.name) for path in dropped.iterdir() if path.name.isdecimal()),
-        default=0,
-    )
+    project.dropped.mkdir(parents=True, exist_ok=True)
+    numbers = (int(p.name) for p in project.dropped.iterdir() if p.name.isdecimal())
+    number = 1 + max(numbers, default=0)
+    folder = project.dropped / str(number)
+    folder.mkdir()
     for name in names:
-        copy = dropped / str(number) / name
+        copy = folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(project.root / name, copy)
-    return dropped / str(number)
+    return number
 
 
 def _folder(project: Project) -> Path:
     return project.build / "rewrite"
-
-
-def _digest(path: Path) -> str:
-    """Return a digest of content and mode; "" if there is no file."""
-    try:
-        mode = b"x" if path.stat().st_mode & 0o100 else b"-"
-        return hashlib.sha256(mode + path.read_bytes()).hexdigest()
-    except FileNotFoundError:
-        return ""

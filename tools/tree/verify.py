@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from tools.base.project import Project
 from tools.source.fetch import GitRemote, Sdist
 from tools.source.pin import Pin
+from tools.tree.compose import import_base
 from tools.tree.tree import Tree
 
 # What setuptools and setuptools-scm write into an sdist.
@@ -57,7 +58,7 @@ def compare(project: Project, source: Sdist, remote: GitRemote) -> Comparison:
     pin = Pin.read(project.pin_file, locked=False)
     repository = tree.repository
     repository.init()
-    sdist = repository.tree_of(tree.import_base(pin, source))
+    sdist = repository.tree_of(import_base(tree.project, pin, source))
     revision = remote.commit or f"v{pin.version}"
     if len(revision) != 40:
         revision = f"refs/tags/{revision}"

@@ -19,7 +19,7 @@ from releases import CONFLICT, release
 from tools.base import atomic, fault
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
-from tools.carry.journal import Journal, Phase
+from tools.carry.journal import Journal
 from tools.carry.landing import Landing
 from tools.carry.rebase import Finished, Rebase
 from tools.carry.releases import Releases
@@ -27,6 +27,7 @@ from tools.carry.resolutions import Clash, Resolution, learn, solve, split
 from tools.source.fetch import Sdist
 from tools.source.pin import Pin
 from tools.tree.patch import Patch
+from tools.tree.transaction import Transaction
 
 OTHER = "def third():\n    value = 0\n    value += 3\n    return value\n"
 
@@ -342,7 +343,7 @@ def test_resolution_is_stored_and_used_again_visibly(checkout: Checkout) -> None
     (stored,) = (checkout.project.patches / "resolutions").iterdir()
     assert b"0001-count.patch" in stored.read_bytes()
     # Back to the first release, by the copies that the rebase kept.
-    kept = next((checkout.project.build / "dropped").glob("rebase-*"))
+    kept = Transaction.last(checkout.project).kept
     for path in kept.rglob("*"):
         if path.is_file():
             shutil.copy(path, checkout.project.root / path.relative_to(kept))
@@ -391,7 +392,7 @@ def test_skip_drops_a_patch_and_keeps_copies_of_it_and_of_edits(
     assert landings(journal) == ["skipped", "clean"]
     assert not patch_file.exists()
     dropped = checkout.project.build / "dropped"
-    (kept,) = dropped.glob("rebase-*/patches/0001-count.patch")
+    (kept,) = dropped.glob("*/patches/0001-count.patch")
     assert kept.read_bytes() == old
     assert any("777" in path.read_text() for path in dropped.glob("*.patch"))
 
@@ -645,7 +646,7 @@ def spread(total: int, count: int = 24) -> list[int]:
     return sorted({1 + round(i * (total - 1) / (count - 1)) for i in range(count)})
 
 
-def test_killed_rebase_can_be_finished_and_undone_at_any_point(
+def test_killed_rebase_can_be_finished_at_any_point_and_undone_up_to_its_switch(
     checkout: Checkout,
 ) -> None:
     """Story 5: `--continue` gives the bytes of a run that was not killed."""
@@ -657,25 +658,29 @@ def test_killed_rebase_can_be_finished_and_undone_at_any_point(
     ran, total = killed(lambda: start(whole), 10**9)
     assert not ran and total > 60
     after = state(whole)
-    phases = set()
+    seen = set()
     for point in spread(total):
         one = copy(checkout, f"finish-{point}")
         assert killed(lambda one=one: start(one), point)[0]
         other = copy(one, f"undo-{point}")
         journal = Rebase(one.project).journal
-        phases.add(journal.phase if journal else None)
+        switching = Transaction.pending(one.project) is not None
+        seen.add((journal is not None, switching))
         if journal:
             proceed(one)
-            abort(other)
-            assert state(other) == before, f"undone after point {point}"
         elif 'version = "1.0"' in one.project.pin_file.read_text():
             assert state(one) == before  # nothing had begun
             start(one)
+        else:
+            one.apply()
+        if journal and not switching:
+            abort(other)
+            assert state(other) == before, f"undone after point {point}"
         assert state(one) == after, f"finished after point {point}"
         assert not (one.project.build / "rebase").exists()
         for checked in (one, other):
             shutil.rmtree(checked.project.root)
-    assert phases >= {Phase.REPLAY, Phase.SWITCH}
+    assert seen >= {(True, False), (True, True)}
 
 
 def test_killed_continue_keeps_the_users_resolution(checkout: Checkout) -> None:
@@ -691,10 +696,14 @@ def test_killed_continue_keeps_the_users_resolution(checkout: Checkout) -> None:
         one = copy(checkout, f"finish-{point}")
         assert killed(lambda one=one: proceed(one), point)[0]
         other = copy(one, f"undo-{point}")
+        switching = Transaction.pending(one.project) is not None
         if Rebase(one.project).journal:
             proceed(one)
-            abort(other)
-            assert state(other) == before, f"undone after point {point}"
+            if not switching:
+                abort(other)
+                assert state(other) == before, f"undone after point {point}"
+        else:
+            one.apply()
         assert state(one) == after, f"finished after point {point}"
         for checked in (one, other):
             shutil.rmtree(checked.project.root)
@@ -705,51 +714,70 @@ def half_switched(checkout: Checkout) -> Checkout:
     release(checkout, {"vllm/core.py": "import os\n\n\n" + CORE})
     write = atomic.write
 
-    def die_at_the_pin(path: Path, data: bytes) -> None:
+    def die_at_the_pin(path: Path, data: bytes, mode: int | None = None) -> None:
         if path == checkout.project.pin_file:
             os.kill(os.getpid(), signal.SIGKILL)
-        write(path, data)
+        write(path, data, mode)
 
     def step() -> None:
         atomic.write = die_at_the_pin
         start(checkout)
 
     assert killed(step, 10**9)[0]
-    journal = Rebase(checkout.project).journal
-    assert journal and journal.phase is Phase.SWITCH
+    assert Rebase(checkout.project).journal
+    pin, patches = checkout.project.pin_file, checkout.project.patches
+    assert 'version = "1.0"' in pin.read_text()
+    assert "@@ -11," in (patches / "0001-count.patch").read_text()
     return checkout
 
 
-def test_other_commands_refuse_half_switched_files(checkout: Checkout) -> None:
+@pytest.mark.parametrize(
+    "command",
+    ["apply", "export", "series", "pop", "refresh", "rebase --continue"],
+)
+def test_next_command_completes_half_switched_files(
+    checkout: Checkout, command: str
+) -> None:
     """Story 4: an export in the middle would delete patches."""
+    whole = copy(checkout, "whole")
     one = half_switched(checkout)
-    for command in (["apply"], ["export"], ["pop"], ["refresh"], ["rebase", "2.0"]):
-        done = one.cli(*command, "--json")
-        data = json.loads(done.stdout)
-        assert data["outcome"] == "in-progress"
-        assert any("rebase --continue" in step for step in data["next_steps"])
-    done = one.cli("rebase", "--status", "--json")
-    assert json.loads(done.stdout)["data"]["phase"] == "switch"
+    shutil.copy(one.project.releases_file, whole.project.releases_file)
+    start(whole)
+    done = one.cli(*command.split(), "--json")
+    assert done.returncode == 0, done.stdout
+    assert not (one.project.build / "rebase").exists()
+    if command == "pop":
+        assert one.cli("push", "--all").returncode == 0
+    assert state(one) == state(whole)
+
+
+def test_abort_after_a_kill_in_the_switch_says_what_is_done(
+    checkout: Checkout,
+) -> None:
+    one = half_switched(checkout)
+    done = json.loads(one.cli("rebase", "--abort", "--json").stdout)
+    assert done["outcome"] == "not-in-progress"
+    assert "is completed now" in done["message"]
+    assert any("undo" in step for step in done["next_steps"])
+    assert 'version = "2.0"' in one.project.pin_file.read_text()
 
 
 def test_killed_abort_can_be_repeated(checkout: Checkout) -> None:
+    release(checkout, CONFLICT)
     before = state(checkout)
-    one = half_switched(checkout)
-    before["upstream/releases.toml"] = one.project.releases_file.read_bytes()
-    whole = copy(one, "undone")
+    start(checkout)
+    resolve(checkout, "total += 777")
+    whole = copy(checkout, "undone")
     ran, total = killed(lambda: abort(whole), 10**9)
     assert not ran and state(whole) == before
     for point in spread(total, 12):
-        again = copy(one, f"again-{point}")
+        again = copy(checkout, f"again-{point}")
         assert killed(lambda again=again: abort(again), point)[0]
         if Rebase(again.project).journal:
-            with pytest.raises(ToolError):
-                if Rebase(again.project).journal.phase is Phase.RESTORE:
-                    proceed(again)
-                else:
-                    raise ToolError(Outcome.IN_PROGRESS, "not yet")
             abort(again)
         assert state(again) == before, f"undone after point {point}"
+        kept = (again.project.build / "dropped").glob("*.patch")
+        assert any("777" in path.read_text() for path in kept)
         shutil.rmtree(again.project.root)
 
 

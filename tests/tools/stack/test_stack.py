@@ -671,7 +671,7 @@ def test_edit_since_a_killed_rewrite_is_kept(
     (four.project.tree / "README.md").write_text("ours\n")
     with monkeypatch.context() as patched:
         patched.setattr(
-            "tools.tree.tree.Tree.carry_out",
+            "tools.tree.recovery.carry_out",
             lambda *args: (_ for _ in ()).throw(OSError()),
         )
         four.tools("refresh", code=1)
