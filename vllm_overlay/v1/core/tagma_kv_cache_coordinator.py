@@ -16,9 +16,9 @@ from vllm.v1.core.tagma_block_list import (
     TagmaRequestBlocks,
 )
 from vllm.v1.core.tagma_block_pool import TagmaBlockPool
-from vllm.v1.kv_cache_backend import UnsupportedByTagmaError, verify_kv_cache_groups
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.request import Request
+from vllm.v1.tagma_refusals import verify_kv_cache_groups
 
 
 class TagmaFullAttentionManager(FullAttentionManager):
@@ -121,35 +121,18 @@ class TagmaKVCacheCoordinator(UnitaryKVCacheCoordinator):
     Prefix caching may be off, which upstream serves with another coordinator.
 
     Raises:
-        UnsupportedByTagmaError: The model's KV cache or the parallelism is not
-            one that the backend can serve.
+        UnsupportedByTagmaError: The model's KV cache is not one that the backend can
+            serve.
 
     """
 
     block_pool: TagmaBlockPool
 
-    def __init__(
-        self,
-        *,
-        kv_cache_config: KVCacheConfig,
-        dcp_world_size: int,
-        pcp_world_size: int,
-        **kwargs,
-    ):
+    def __init__(self, *, kv_cache_config: KVCacheConfig, **kwargs):
         verify_kv_cache_groups(kv_cache_config)
-        if dcp_world_size != 1 or pcp_world_size != 1:
-            raise UnsupportedByTagmaError(
-                "context parallelism (--decode-context-parallel-size, "
-                "--prefill-context-parallel-size)",
-                "its ranks interleave the tokens of a block",
-                "Set both sizes to 1",
-            )
         # Upstream fills a pool of one block; the real one takes its place.
         super().__init__(
-            kv_cache_config=replace(kv_cache_config, num_blocks=1),
-            dcp_world_size=dcp_world_size,
-            pcp_world_size=pcp_world_size,
-            **kwargs,
+            kv_cache_config=replace(kv_cache_config, num_blocks=1), **kwargs
         )
         self.kv_cache_config = kv_cache_config
         self.block_pool = TagmaBlockPool(self.block_pool, kv_cache_config.num_blocks)

@@ -10,7 +10,6 @@ import torch
 from vllm.logger import init_logger
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.block_ranges import NULL_BLOCK_ID, BlockRanges
-from vllm.v1.kv_cache_backend import UnsupportedByTagmaError
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.range_table import MAX_RANGES_PER_REQUEST, RangeTable
 from vllm.v1.worker.gpu.tagma_kernels import (
@@ -35,12 +34,6 @@ class TagmaBlockTables(BlockTables):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        if self.cp_size != 1:
-            raise UnsupportedByTagmaError(
-                f"context parallelism (cp_size={self.cp_size})",
-                "its ranks interleave the tokens of a block",
-                "Set --decode-context-parallel-size to 1",
-            )
         # Later releases mask what a sliding window left, which needs the table.
         if getattr(self, "has_sliding_window_groups", False):
             self.expand_ranges = False
