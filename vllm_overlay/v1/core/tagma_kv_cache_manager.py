@@ -25,6 +25,7 @@ class TagmaKVCacheBlocks(KVCacheBlocks):
 
     ids_of = staticmethod(sendable_ids_of)
 
+    # Upstream's are lists; who sends them to the workers takes ranges as well.
     def get_block_ids(  # type: ignore[override]
         self,
         allow_none: bool = False,
@@ -61,13 +62,15 @@ class TagmaKVCacheManager(KVCacheManager):
     """
 
     blocks_cls: type[TagmaKVCacheBlocks] = TagmaKVCacheBlocks
-    make_coordinator = TagmaKVCacheCoordinator  # type: ignore[assignment]
     coordinator: TagmaKVCacheCoordinator
     block_pool: TagmaBlockPool
 
+    def make_coordinator(self, **kwargs) -> TagmaKVCacheCoordinator:
+        return TagmaKVCacheCoordinator(**kwargs)
+
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        self._group = self.coordinator.single_type_managers[0]
+        self._group = self.coordinator.group
         self._requests = self._group.req_to_blocks
         self.stats_source = TagmaStatsSource(self.block_pool.allocator)
 

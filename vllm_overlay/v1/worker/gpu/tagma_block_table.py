@@ -32,6 +32,9 @@ class TagmaBlockTables(BlockTables):
     # does: to compare, or to rule the expansion out.
     expand_ranges = os.environ.get("TAGMA_EXPAND_RANGES", "1") != "0"
 
+    # Of later releases: the rows that the last batch wrote.
+    _num_dirty_rows: int
+
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         # Later releases mask what a sliding window left, which needs the table.
