@@ -22,7 +22,7 @@ from vllm.v1.core.tagma_kv_cache_manager import (
     TagmaConnectorKVCacheManager,
     TagmaKVCacheManager,
 )
-from vllm.v1.kv_cache_backend import UnsupportedByTagmaError
+from vllm.v1.tagma_refusals import UnsupportedByTagmaError
 
 LIST = Path(__file__).with_name("not_applicable.toml")
 # Share of the tests with a tagma manager that the list may name.
@@ -53,12 +53,20 @@ class SwappedManager(PagedManager):
     def __new__(cls, *args: Any, **kwargs: Any) -> PagedManager:
         """Make the manager that is to serve."""
         try:
+            _refuse_context_parallelism(kwargs)
             manager = TagmaConnectorKVCacheManager(*args, **kwargs)
         except UnsupportedByTagmaError:
             manager = object.__new__(PagedManager)
             manager.__init__(*args, **kwargs)
         cls.made.add(type(manager))
         return manager
+
+
+def _refuse_context_parallelism(settings: dict[str, Any]) -> None:
+    """Do what no manager does: the engine refuses it with its configuration."""
+    sizes = settings.get("dcp_world_size", 1), settings.get("pcp_world_size", 1)
+    if sizes != (1, 1):
+        raise UnsupportedByTagmaError("context parallelism", f"{sizes}", "")
 
 
 def read_list() -> dict[str, str]:

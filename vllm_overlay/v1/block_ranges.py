@@ -77,8 +77,6 @@ class BlockRanges(Sequence[int]):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other))
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __reduce__(self):
         return BlockRanges, (self.ranges,)
 

@@ -4,9 +4,10 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Protocol, overload
 
 from vllm.v1.block_ranges import NULL_BLOCK_ID, BlockRanges
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
     BlockHashWithGroupId,
@@ -15,8 +16,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 
 if TYPE_CHECKING:
-    from vllm.tagma import BlockIds, KVRanges
-    from vllm.v1.core.tagma_block_pool import TagmaBlockPool
+    from vllm.tagma import BlockIds, KVAllocator, KVRanges, PrefixIndex
 
 # Fewer ids are sent to the workers faster as a list, and so are more in short ranges.
 _FEW_BLOCKS = 16
@@ -30,22 +30,39 @@ def with_group_id(block_hash: bytes) -> BlockHashWithGroupId:
     return make_block_hash_with_group_id(BlockHash(block_hash), GROUP_ID)
 
 
+class ViewedBlockPool(BlockPool):
+    """A pool that keeps its blocks' states in the engine, where the views read them.
+
+    Attributes:
+        allocator: Knows which blocks are held and by how many requests.
+        index: Knows which blocks are cached, and under which hash.
+
+    """
+
+    allocator: "KVAllocator"
+    index: "PrefixIndex"
+
+
 class TagmaBlock(KVCacheBlock):
     """A `KVCacheBlock` whose state lives in its pool, so it can be dropped."""
 
     __slots__ = ()
 
-    pool: "TagmaBlockPool"
+    pool: ViewedBlockPool
 
-    def __init__(self, pool: "TagmaBlockPool", block_id: int):
+    def __init__(self, pool: ViewedBlockPool, block_id: int):
         self.pool = pool
         self.block_id = block_id
         self.is_null = block_id == NULL_BLOCK_ID
 
     @property
-    def ref_cnt(self) -> int:  # type: ignore[override]
+    def ref_cnt(self) -> int:
         # As upstream: the references of the null block are not maintained.
         return 0 if self.is_null else self.pool.allocator.ref_count(self.block_id)
+
+    @ref_cnt.setter
+    def ref_cnt(self, count: int) -> None:
+        raise NotImplementedError("touch() and free_blocks() count the references")
 
     @property
     def block_hash(self) -> BlockHashWithGroupId | None:
@@ -58,8 +75,8 @@ class TagmaBlock(KVCacheBlock):
         return None if position is None else (position + 1) * self.pool.hash_block_size
 
     # Where upstream keeps them, for who reads them there.
-    _block_hash = block_hash  # type: ignore[assignment]
-    _block_hash_num_tokens = block_hash_num_tokens  # type: ignore[assignment]
+    _block_hash = block_hash
+    _block_hash_num_tokens = block_hash_num_tokens
 
     def set_block_hash(
         self, block_hash: BlockHashWithGroupId, num_tokens: int | None = None
@@ -84,18 +101,26 @@ class TagmaBlock(KVCacheBlock):
         )
 
 
+class IndexedIds(Protocol):
+    """Block ids as a sequence without slices: `KVRanges` has none."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> int: ...
+
+
 class TagmaBlockList(Sequence[KVCacheBlock]):
     """Blocks known by their ids, one `TagmaBlock` per element looked at."""
 
     __slots__ = ("_ids", "pool")
 
-    def __init__(self, pool: "TagmaBlockPool", ids: Sequence[int]):
+    def __init__(self, pool: ViewedBlockPool, ids: IndexedIds):
         self.pool = pool
         self._ids = ids
 
     def block_ids(self, start: int = 0, stop: int | None = None) -> list[int]:
         """Return the ids of the blocks `start` to `stop`, without views."""
-        return list(self._ids[start:stop])
+        return [self._ids[i] for i in range(*slice(start, stop).indices(len(self)))]
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -116,8 +141,8 @@ class TagmaBlockList(Sequence[KVCacheBlock]):
     def __iter__(self) -> Iterator[KVCacheBlock]:
         return (TagmaBlock(self.pool, block_id) for block_id in self.block_ids())
 
-    def __reversed__(self) -> "TagmaBlockList":  # type: ignore[override]
-        return self[::-1]
+    def __reversed__(self) -> "ReversedBlocks":
+        return ReversedBlocks(self)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -131,10 +156,8 @@ class TagmaRangeList(TagmaBlockList):
 
     __slots__ = ("ranges",)
 
-    def __init__(self, pool: "TagmaBlockPool", ranges: "KVRanges"):
-        # Read by index and length only: ranges have block_ids() for slices.
-        self.pool = pool
-        self._ids = ranges  # type: ignore[assignment]
+    def __init__(self, pool: ViewedBlockPool, ranges: "KVRanges"):
+        super().__init__(pool, ranges)
         self.ranges = ranges
 
     def block_ids(self, start: int = 0, stop: int | None = None) -> list[int]:
@@ -158,24 +181,25 @@ class TagmaRequestBlocks(TagmaRangeList):
 
     __slots__ = ("next_cached", "num_slots")
 
-    def __init__(self, pool: "TagmaBlockPool"):
-        self.pool = pool
-        self._ids = self.ranges = pool.allocator.new_ranges()
+    def __init__(self, pool: ViewedBlockPool):
+        super().__init__(pool, pool.allocator.new_ranges())
         self.num_slots = 0
         self.next_cached = 0 if pool.enable_caching else sys.maxsize
 
-    def __reversed__(self) -> "ReversedRequestBlocks":  # type: ignore[override]
-        return ReversedRequestBlocks(self)
 
+class ReversedBlocks(Iterator[KVCacheBlock]):
+    """Blocks in the order in which they are given back, and whose they are."""
 
-class ReversedRequestBlocks(Iterable[KVCacheBlock]):
-    """The blocks of a request in the order in which they are given back."""
+    def __init__(self, blocks: TagmaBlockList):
+        self.blocks = blocks
+        self._views = self._view_each()
 
-    def __init__(self, blocks: TagmaRequestBlocks):
-        self.request_blocks = blocks
+    def _view_each(self) -> Iterator[KVCacheBlock]:
+        for block_id in reversed(self.blocks.block_ids()):
+            yield TagmaBlock(self.blocks.pool, block_id)
 
-    def __iter__(self) -> Iterator[KVCacheBlock]:
-        return iter(self.request_blocks[::-1])
+    def __next__(self) -> KVCacheBlock:
+        return next(self._views)
 
 
 def block_ids_of(blocks: Iterable[KVCacheBlock]) -> list[int]:

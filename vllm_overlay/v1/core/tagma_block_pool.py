@@ -2,11 +2,13 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """The block pool of the "tagma" KV cache backend."""
 
+import inspect
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from vllm.tagma import KVAllocator, PrefixIndex
 from vllm.v1.block_ranges import NULL_BLOCK_ID
-from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.block_pool import BlockHashToBlockMap, BlockPool
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
     BlockHashWithGroupId,
@@ -15,11 +17,12 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.tagma_block_list import (
     GROUP_ID,
-    ReversedRequestBlocks,
+    ReversedBlocks,
     TagmaBlock,
     TagmaBlockList,
     TagmaRangeList,
     TagmaRequestBlocks,
+    ViewedBlockPool,
     block_ids_of,
     ids_or_ranges_of,
     with_group_id,
@@ -27,10 +30,10 @@ from vllm.v1.core.tagma_block_list import (
 from vllm.v1.request import Request
 
 
-class CachedBlocks:
-    """What upstream's code reads in a `BlockHashToBlockMap`, from the index."""
+class CachedBlocks(BlockHashToBlockMap):
+    """A `BlockHashToBlockMap` that reads the pool's index."""
 
-    def __init__(self, pool: "TagmaBlockPool"):
+    def __init__(self, pool: ViewedBlockPool):
         self._pool = pool
 
     def get_one_block(self, key: BlockHashWithGroupId) -> KVCacheBlock | None:
@@ -41,6 +44,10 @@ class CachedBlocks:
     def contain(self, key: BlockHashWithGroupId, block_id: int) -> bool:
         """Whether the block is cached under the hash."""
         return self._pool.index.hash_of(block_id) == get_block_hash(key)
+
+    def insert(self, key: BlockHashWithGroupId, block: KVCacheBlock) -> None:
+        """Raise: a block is cached by `TagmaBlockPool.cache_full_blocks()`."""
+        raise NotImplementedError("TagmaBlockPool.cache_full_blocks() caches blocks")
 
     def pop(self, key: BlockHashWithGroupId, block_id: int) -> KVCacheBlock | None:
         """Forget the block under the hash, and return it if it was cached."""
@@ -65,7 +72,7 @@ class FreeBlockCount:
         return self._allocator.num_free_blocks
 
 
-class TagmaBlockPool(BlockPool):
+class TagmaBlockPool(ViewedBlockPool):
     """`BlockPool` over the range allocator, without an object per block.
 
     The allocator knows which blocks are free, held or cached, and evicts; its
@@ -73,18 +80,19 @@ class TagmaBlockPool(BlockPool):
     is upstream's code, which reaches the blocks through views.
 
     Args:
-        settings: A pool to take the settings from, whichever upstream has.
         num_gpu_blocks: The number of blocks, the null block included.
+        settings: Further arguments of `BlockPool`, whichever the release has.
 
     """
 
+    # Upstream's types are a list and a class with further attributes. What is missing
+    # here orders the blocks, or changes them one by one.
     blocks: TagmaBlockList  # type: ignore[assignment]
     free_block_queue: FreeBlockCount  # type: ignore[assignment]
-    cached_block_hash_to_block: CachedBlocks  # type: ignore[assignment]
 
-    def __init__(self, settings: BlockPool, num_gpu_blocks: int):
-        # BlockPool.__init__ would make an object per block.
-        vars(self).update(vars(settings))
+    def __init__(self, num_gpu_blocks: int, **settings: Any):
+        # Upstream makes an object per block: of one block, here.
+        super().__init__(1, **settings)
         # A request's number of ranges is not limited here: running out of
         # blocks is the only failure that the scheduler can act on.
         self.allocator = KVAllocator(num_gpu_blocks, max_ranges=0)
@@ -99,6 +107,12 @@ class TagmaBlockPool(BlockPool):
         null_block_id, _ = self.allocator.allocate(1)
         assert null_block_id == NULL_BLOCK_ID
         self.null_block = TagmaBlock(self, NULL_BLOCK_ID)
+
+    @classmethod
+    def with_settings_of(cls, pool: BlockPool, num_gpu_blocks: int) -> "TagmaBlockPool":
+        """Return a pool of `num_gpu_blocks` blocks, otherwise as `pool` was made."""
+        names = inspect.signature(BlockPool).parameters.keys() - {"num_gpu_blocks"}
+        return cls(num_gpu_blocks, **{name: getattr(pool, name) for name in names})
 
     def grow(
         self, blocks: TagmaRangeList, num_blocks: int, num_expected: int = 0
@@ -137,14 +151,16 @@ class TagmaBlockPool(BlockPool):
         block_id = self.index.find(block_hash)
         return None if block_id is None else [TagmaBlock(self, block_id)]
 
-    def cache_full_blocks(  # type: ignore[override]
+    def cache_full_blocks(
         self,
         request: Request,
-        blocks: TagmaRangeList,
+        blocks: Sequence[KVCacheBlock],
         num_cached_blocks: int,
         num_full_blocks: int,
-        **kwargs,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
+        assert isinstance(blocks, TagmaRangeList)
         # Tokens beyond the model's length have no block.
         num_full_blocks = min(num_full_blocks, len(blocks))
         if num_cached_blocks >= num_full_blocks:
@@ -152,7 +168,12 @@ class TagmaBlockPool(BlockPool):
         if self.enable_kv_cache_events:
             # For its event: _insert_block_hash() does nothing.
             super().cache_full_blocks(
-                request, blocks, num_cached_blocks, num_full_blocks, **kwargs
+                request,
+                blocks,  # type: ignore[arg-type]
+                num_cached_blocks,
+                num_full_blocks,
+                *args,
+                **kwargs,
             )
         self.index.insert(
             blocks.ranges, request.block_hashes, num_cached_blocks, num_full_blocks
@@ -174,9 +195,11 @@ class TagmaBlockPool(BlockPool):
         self._after_access(blocks)
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
-        if isinstance(ordered_blocks, ReversedRequestBlocks):
-            self.release(ordered_blocks.request_blocks)
-            return
+        if isinstance(ordered_blocks, ReversedBlocks):
+            blocks = ordered_blocks.blocks
+            if isinstance(blocks, TagmaRequestBlocks):
+                self.release(blocks)
+                return
         self.allocator.release_blocks(_without_null(block_ids_of(ordered_blocks)))
 
     def reset_prefix_cache(self) -> bool:

@@ -4,6 +4,7 @@
 
 from collections.abc import Sequence
 
+from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.tagma_block_list import (
@@ -25,6 +26,7 @@ class TagmaKVCacheBlocks(KVCacheBlocks):
 
     ids_of = staticmethod(sendable_ids_of)
 
+    # Upstream's are lists; who sends them to the workers takes ranges as well.
     def get_block_ids(  # type: ignore[override]
         self,
         allow_none: bool = False,
@@ -61,13 +63,15 @@ class TagmaKVCacheManager(KVCacheManager):
     """
 
     blocks_cls: type[TagmaKVCacheBlocks] = TagmaKVCacheBlocks
-    make_coordinator = TagmaKVCacheCoordinator  # type: ignore[assignment]
     coordinator: TagmaKVCacheCoordinator
     block_pool: TagmaBlockPool
 
+    def make_coordinator(self, **kwargs) -> TagmaKVCacheCoordinator:
+        return TagmaKVCacheCoordinator(**kwargs)
+
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        self._group = self.coordinator.single_type_managers[0]
+        self._group = self.coordinator.group
         self._requests = self._group.req_to_blocks
         self.stats_source = TagmaStatsSource(self.block_pool.allocator)
 
@@ -86,7 +90,52 @@ class TagmaKVCacheManager(KVCacheManager):
         has_scheduled_reqs: bool = True,
         skip_zeroing_group_ids: tuple[int, ...] = (),
     ) -> KVCacheBlocks | None:
-        """Add slots for a request, as upstream does with one full-attention group.
+        """Add slots for a request's tokens, as upstream does with one full group.
+
+        Args:
+            request: The request.
+            num_new_tokens: Tokens to be computed, unverified drafts included.
+            num_new_computed_tokens: Tokens that were just hit in the prefix cache.
+            new_computed_blocks: The blocks of that hit.
+            num_lookahead_tokens: Slots to add behind these tokens, for a drafter.
+            num_external_computed_tokens: Tokens whose KV the connector has.
+            delay_cache_blocks: Whether to leave the blocks uncached until a transfer
+                into them has been completed.
+            num_encoder_tokens: Unused: cross attention is refused.
+            full_sequence_must_fit: Whether to refuse a request whose further chunks
+                the pool could not hold either.
+            reserved_blocks: Free blocks to leave for requests under way.
+            has_scheduled_reqs: Whether the step has a request; only then does the
+                watermark count.
+            skip_zeroing_group_ids: Groups whose blocks for external tokens are not
+                zeroed, since a load will write them.
+
+        Blocks layout:
+
+        ```
+        ---------------------------------------------------------------------
+        | < comp > | < new_comp > | < ext_comp > | < new >  | < lookahead > |
+        ---------------------------------------------------------------------
+        |  blocks  | prefix hit:  |                                         |
+        |   held   |   acquired   |          appended, as ranges            |
+        ---------------------------------------------------------------------
+        |         < computed >                   |   < to be computed >     |
+        ---------------------------------------------------------------------
+                                  | < cached, when full, up to |
+                                  |   the last verified token> |
+                                  ------------------------------
+        ```
+
+        Abbreviations:
+
+        ```
+        comp      = request.num_computed_tokens
+        new_comp  = num_new_computed_tokens
+                  = len(new_computed_blocks) * block_size
+        ext_comp  = num_external_computed_tokens
+        new       = num_new_tokens
+        lookahead = num_lookahead_tokens
+        ```
 
         Returns:
             The new blocks, or None for a lack of blocks and for nothing else,
@@ -96,78 +145,130 @@ class TagmaKVCacheManager(KVCacheManager):
             ValueError: There are neither new nor computed tokens.
 
         """
-        request_id = request.request_id
-        blocks = self._requests.get(request_id)
-        num_tokens = request.num_computed_tokens + num_new_tokens
+        adopts_tokens = num_new_computed_tokens or num_external_computed_tokens
+        asks_for_more = reserved_blocks or full_sequence_must_fit or delay_cache_blocks
         if (
             new_computed_blocks is None
-            and blocks is not None
-            and num_tokens + num_lookahead_tokens <= blocks.num_slots
-            and num_new_tokens > 0
-            and not (num_new_computed_tokens or num_external_computed_tokens)
-            and not (reserved_blocks or full_sequence_must_fit or delay_cache_blocks)
-            and not (self.watermark_blocks and request.status in _TO_BE_ADMITTED)
+            and not adopts_tokens
+            and not asks_for_more
+            and self._fill_held_slots(request, num_new_tokens, num_lookahead_tokens)
         ):
-            # Most steps of a running request end here.
-            if num_tokens >= blocks.next_cached:
-                self._cache_slots(request, num_tokens)
             return self.empty_kv_cache_blocks
-
-        if not (
-            num_new_tokens or num_new_computed_tokens or num_external_computed_tokens
-        ):
+        if not (num_new_tokens or adopts_tokens):
             raise ValueError(
                 "num_new_tokens must be greater than 0 when there are no "
                 "computed tokens to adopt"
             )
+
         if new_computed_blocks is None:
             new_computed_blocks = self.empty_kv_cache_blocks
-        (hit,) = new_computed_blocks.blocks
         num_local_tokens = request.num_computed_tokens + num_new_computed_tokens
         num_tokens = num_new_tokens + min(
             num_local_tokens + num_external_computed_tokens, self.max_model_len
         )
         num_slots = min(num_tokens + num_lookahead_tokens, self.max_model_len)
-
-        block_size = self._group.block_size
-        # A hit leaves the free blocks, a watermark stays in them.
-        num_reserved = 0
-        if hit:
-            num_reserved += self.block_pool.num_evictable(hit)
-        if (
-            self.watermark_blocks
-            and has_scheduled_reqs
-            and request.status in _TO_BE_ADMITTED
+        num_kept_blocks = 0
+        if has_scheduled_reqs and request.status in _TO_BE_ADMITTED:
+            num_kept_blocks = self.watermark_blocks
+        if not self._fits(
+            request,
+            new_computed_blocks,
+            num_slots,
+            num_kept_blocks,
+            reserved_blocks,
+            full_sequence_must_fit,
         ):
-            num_reserved += self.watermark_blocks
-        num_held = len(hit)
-        if blocks is not None:
-            num_held += len(blocks.ranges)
-        num_free = self.block_pool.allocator.num_free_blocks
-        if full_sequence_must_fit:
-            num_all = -(-min(request.num_tokens, self.max_model_len) // block_size)
-            if num_reserved + max(num_all - num_held, 0) > num_free:
-                return None
-        num_required = -(-num_slots // block_size)
-        num_reserved += max(num_required - num_held, 0)
-        if num_reserved + reserved_blocks > num_free:
             return None
 
-        # A prompt may come in chunks: its later ones belong behind the first.
-        self._group.num_known_tokens = request.num_tokens
-        if new_computed_blocks.blocks is not self.empty_kv_cache_blocks.blocks or (
-            num_external_computed_tokens > 0
-        ):
-            self.coordinator.allocate_new_computed_blocks(
-                request_id=request_id,
-                new_computed_blocks=new_computed_blocks.blocks,
-                num_local_computed_tokens=num_local_tokens,
-                num_external_computed_tokens=num_external_computed_tokens,
-                skip_zeroing_group_ids=skip_zeroing_group_ids,
-            )
-        new_blocks = self._group.grow(request_id, num_slots)
+        new_blocks = self._grow(
+            request,
+            new_computed_blocks,
+            num_local_tokens,
+            num_external_computed_tokens,
+            num_slots,
+            skip_zeroing_group_ids,
+        )
         if self.enable_caching and not delay_cache_blocks:
             self._cache_slots(request, num_tokens)
+        return new_blocks
+
+    def _fill_held_slots(
+        self, request: Request, num_new_tokens: int, num_lookahead_tokens: int
+    ) -> bool:
+        """Put new tokens into slots that a running request holds, if they suffice.
+
+        Most steps of a running request end here.
+        """
+        blocks = self._requests.get(request.request_id)
+        num_tokens = request.num_computed_tokens + num_new_tokens
+        if (
+            blocks is None
+            or num_tokens + num_lookahead_tokens > blocks.num_slots
+            or num_new_tokens <= 0
+            or (self.watermark_blocks and request.status in _TO_BE_ADMITTED)
+        ):
+            return False
+        if num_tokens >= blocks.next_cached:
+            self._cache_slots(request, num_tokens)
+        return True
+
+    def _fits(
+        self,
+        request: Request,
+        hit: KVCacheBlocks,
+        num_slots: int,
+        num_kept_blocks: int,
+        reserved_blocks: int,
+        full_sequence_must_fit: bool,
+    ) -> bool:
+        """Whether there are enough free blocks for so many slots of a request.
+
+        Of the free blocks `num_kept_blocks` have to stay in any case, and
+        `reserved_blocks` as soon as `num_slots` are taken.
+        """
+        (hit_blocks,) = hit.blocks
+        num_held = len(hit_blocks)
+        num_free = self.block_pool.allocator.num_free_blocks - num_kept_blocks
+        if hit_blocks:
+            # Who acquires a hit takes it from the free blocks.
+            num_free -= self.block_pool.num_evictable(hit_blocks)
+        if (blocks := self._requests.get(request.request_id)) is not None:
+            num_held += len(blocks.ranges)
+        block_size = self._group.block_size
+        if full_sequence_must_fit:
+            num_all = cdiv(min(request.num_tokens, self.max_model_len), block_size)
+            if max(num_all - num_held, 0) > num_free:
+                return False
+        num_new = max(cdiv(num_slots, block_size) - num_held, 0)
+        return num_new + reserved_blocks <= num_free
+
+    def _grow(
+        self,
+        request: Request,
+        hit: KVCacheBlocks,
+        num_local_tokens: int,
+        num_external_tokens: int,
+        num_slots: int,
+        skip_zeroing_group_ids: tuple[int, ...],
+    ) -> KVCacheBlocks:
+        """Give a request its hit and the blocks that `num_slots` slots lack.
+
+        Returns:
+            The blocks behind the computed tokens, which are new.
+
+        """
+        # A prompt may come in chunks: its later ones belong behind the first.
+        self._group.num_known_tokens = request.num_tokens
+        is_empty = hit.blocks is self.empty_kv_cache_blocks.blocks
+        if not is_empty or num_external_tokens > 0:
+            self.coordinator.allocate_new_computed_blocks(
+                request_id=request.request_id,
+                new_computed_blocks=hit.blocks,
+                num_local_computed_tokens=num_local_tokens,
+                num_external_computed_tokens=num_external_tokens,
+                skip_zeroing_group_ids=skip_zeroing_group_ids,
+            )
+        new_blocks = self._group.grow(request.request_id, num_slots)
         if new_blocks is None:
             return self.empty_kv_cache_blocks
         return self.blocks_cls((new_blocks,))

@@ -19,15 +19,12 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.triton_utils import HAS_TRITON
 from vllm.triton_utils import importing as triton_importing
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-from vllm.v1 import kv_cache_backend
+from vllm.v1 import tagma_refusals
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.kv_cache_backend import (
-    REFUSALS,
-    UnsupportedByTagmaError,
     block_tables_cls,
     kv_cache_manager_cls,
     verify_kv_cache_backend,
-    verify_kv_cache_groups,
 )
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -35,6 +32,11 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
+)
+from vllm.v1.tagma_refusals import (
+    REFUSALS,
+    UnsupportedByTagmaError,
+    verify_kv_cache_groups,
 )
 
 pytestmark = [
@@ -110,7 +112,7 @@ def test_model_runner_v1_is_refused(
 def test_host_without_triton_is_told_about_the_interpreter(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_cache_backend, "HAS_TRITON", False)
+    monkeypatch.setattr(tagma_refusals, "HAS_TRITON", False)
     with pytest.raises(ValueError, match="TRITON_INTERPRET=1"):
         make_config(model)
 
@@ -265,7 +267,7 @@ def test_paged_accepts_what_tagma_refuses(
     """The refusals must not reach users of the default backend."""
     config = make_config(model, kv_cache_backend="paged")
     everything = tuple(replace(refusal, applies=lambda _: True) for refusal in REFUSALS)
-    monkeypatch.setattr(kv_cache_backend, "REFUSALS", everything)
+    monkeypatch.setattr(tagma_refusals, "REFUSALS", everything)
     verify_kv_cache_backend(config)
 
 

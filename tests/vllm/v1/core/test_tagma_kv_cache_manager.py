@@ -32,7 +32,6 @@ from vllm.v1.core.tagma_kv_cache_manager import (
     TagmaKVCacheBlocks,
     TagmaKVCacheManager,
 )
-from vllm.v1.kv_cache_backend import UnsupportedByTagmaError
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -43,6 +42,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 from vllm.v1.request import Request
+from vllm.v1.tagma_refusals import UnsupportedByTagmaError
 
 pytestmark = [pytest.mark.cpu_test, pytest.mark.skip_global_cleanup]
 
@@ -844,12 +844,6 @@ def test_a_model_without_exactly_one_full_attention_group_is_refused(specs):
     kinds = ", ".join(type(spec).__name__ for spec in specs) or "none"
     with pytest.raises(UnsupportedByTagmaError, match=kinds):
         make_manager(8, kv_cache_config=config)
-
-
-@pytest.mark.parametrize("option", ["dcp_world_size", "pcp_world_size"])
-def test_context_parallelism_is_refused(option):
-    with pytest.raises(UnsupportedByTagmaError, match="context-parallel-size"):
-        make_manager(8, **{option: 2})
 
 
 def test_a_retention_interval_is_refused_as_paged_does():

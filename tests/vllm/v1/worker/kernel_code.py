@@ -23,7 +23,7 @@ from types import ModuleType
 
 BLOCK_SIZE = 1024
 
-_FILES = ("buffer_utils.py", "block_table.py", "tagma_block_table.py")
+_FILES = ("buffer_utils.py", "block_table.py", "tagma_kernels.py")
 
 # Arguments as the callers in `BlockTables` and `TagmaBlockTables` pass them.
 _POINTERS = {

@@ -25,7 +25,6 @@ if current_platform.is_cpu():
 
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.block_ranges import BlockRanges
-from vllm.v1.kv_cache_backend import UnsupportedByTagmaError
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.range_table import MAX_RANGES_PER_REQUEST, RangeTable
 from vllm.v1.worker.gpu.tagma_block_table import TagmaBlockTables
@@ -619,11 +618,6 @@ def test_redirect_to_null_block(num_blocks: int):
     tables.input_block_tables[0].fill_(7)
     assert not gathered(tables, [0])[0][0, :num_blocks].any()
     assert tables.num_fallbacks == 0
-
-
-def test_context_parallelism_is_refused():
-    with pytest.raises(UnsupportedByTagmaError, match="cp_size=2"):
-        make_tables(cp_size=2)
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="CUDA graphs need a GPU")

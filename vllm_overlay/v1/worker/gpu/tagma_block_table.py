@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import torch
 
 from vllm.logger import init_logger
-from vllm.triton_utils import tl, triton
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.block_ranges import NULL_BLOCK_ID, BlockRanges
-from vllm.v1.kv_cache_backend import UnsupportedByTagmaError
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.buffer_utils import _load_ptr
 from vllm.v1.worker.gpu.range_table import MAX_RANGES_PER_REQUEST, RangeTable
+from vllm.v1.worker.gpu.tagma_kernels import (
+    _compute_slot_mappings_tagma_kernel,
+    _expand_ranges_to_block_table_kernel,
+)
 
 logger = init_logger(__name__)
 
@@ -31,14 +32,11 @@ class TagmaBlockTables(BlockTables):
     # does: to compare, or to rule the expansion out.
     expand_ranges = os.environ.get("TAGMA_EXPAND_RANGES", "1") != "0"
 
+    # Of later releases: the rows that the last batch wrote.
+    _num_dirty_rows: int
+
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        if self.cp_size != 1:
-            raise UnsupportedByTagmaError(
-                f"context parallelism (cp_size={self.cp_size})",
-                "its ranks interleave the tokens of a block",
-                "Set --decode-context-parallel-size to 1",
-            )
         # Later releases mask what a sliding window left, which needs the table.
         if getattr(self, "has_sliding_window_groups", False):
             self.expand_ranges = False
@@ -208,166 +206,3 @@ class TagmaBlockTables(BlockTables):
             self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         )
         return is_capturing or self.range_table.num_rows_over_cap > 0
-
-
-@triton.jit(do_not_specialize=["num_reqs"])
-def _expand_ranges_to_block_table_kernel(
-    batch_idx_to_req_idx,  # [batch_size]
-    range_table_ptr,  # [num_kv_cache_groups * max_num_reqs, row_width]
-    range_table_stride,
-    max_num_reqs,
-    src_block_table_ptrs,  # [num_kv_cache_groups], used only when HAS_FALLBACK
-    dst_block_table_ptrs,  # [num_kv_cache_groups]
-    block_table_strides,  # [num_kv_cache_groups]
-    num_reqs,  # actual number of requests (for padding)
-    HAS_FALLBACK: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-):
-    # kv cache group id
-    group_id = tl.program_id(0)
-    batch_idx = tl.program_id(1)
-
-    stride = tl.load(block_table_strides + group_id)
-    max_num_blocks = stride  # stride equals max_num_blocks for this group.
-    dst_block_table_ptr = _load_ptr(dst_block_table_ptrs + group_id, tl.int32)
-    dst_row_ptr = dst_block_table_ptr + batch_idx * stride
-
-    if batch_idx >= num_reqs:
-        # Zero out padded rows.
-        for i in tl.range(0, max_num_blocks, BLOCK_SIZE):
-            offset = i + tl.arange(0, BLOCK_SIZE)
-            tl.store(dst_row_ptr + offset, 0, mask=offset < max_num_blocks)
-        return
-
-    req_idx = tl.load(batch_idx_to_req_idx + batch_idx)
-    row = (group_id * max_num_reqs + req_idx).to(tl.int64)
-    row_ptr = range_table_ptr + row * range_table_stride
-    # idx_mapping == -1 marks a dummy request. It has no row, hence no ranges.
-    num_ranges = tl.load(row_ptr, mask=req_idx >= 0, other=0)
-
-    begin = 0
-    for r in range(num_ranges):
-        start = tl.load(row_ptr + 2 * r + 2)
-        end = tl.load(row_ptr + 2 * r + 3)
-        # A range of the null block repeats it.
-        step = tl.where(start == 0, 0, 1)
-        for i in range(begin, end, BLOCK_SIZE):
-            offset = i + tl.arange(0, BLOCK_SIZE)
-            block_ids = start + (offset - begin) * step
-            tl.store(dst_row_ptr + offset, block_ids, mask=offset < end)
-        begin = end
-
-    if HAS_FALLBACK and num_ranges < 0:
-        # Over the cap: -num_ranges is the number of blocks.
-        src_block_table_ptr = _load_ptr(src_block_table_ptrs + group_id, tl.int32)
-        src_row_ptr = src_block_table_ptr + req_idx * stride
-        for i in range(0, -num_ranges, BLOCK_SIZE):
-            offset = i + tl.arange(0, BLOCK_SIZE)
-            block_ids = tl.load(src_row_ptr + offset, mask=offset < -num_ranges)
-            tl.store(dst_row_ptr + offset, block_ids, mask=offset < -num_ranges)
-
-
-@triton.jit
-def _find_range(cums_ptr, num_ranges, block_index):
-    """Return the last range that begins at or before a block of the request."""
-    low = 0
-    high = num_ranges
-    while high - low > 1:
-        middle = (low + high) // 2
-        begins_before = tl.load(cums_ptr + 2 * middle) <= block_index
-        low = tl.where(begins_before, middle, low)
-        high = tl.where(begins_before, high, middle)
-    return low
-
-
-@triton.jit
-def _compute_slot_mappings_tagma_kernel(
-    max_num_tokens,
-    idx_mapping,  # [num_reqs]
-    query_start_loc,  # [num_reqs + 1]
-    pos,  # [num_tokens]
-    range_table_ptr,  # [num_kv_cache_groups * max_num_reqs, row_width]
-    range_table_stride,
-    max_num_reqs,
-    block_table_ptrs,  # [num_kv_cache_groups], used only when HAS_FALLBACK
-    block_table_strides,  # [num_kv_cache_groups], used only when HAS_FALLBACK
-    block_sizes,  # [num_kv_cache_groups]
-    slot_mapping_enabled,  # [num_kv_cache_groups]
-    slot_mappings_ptr,  # [num_kv_cache_groups, max_num_tokens]
-    slot_mappings_stride,
-    HAS_FALLBACK: tl.constexpr,
-    PAD_ID: tl.constexpr,
-    TRITON_BLOCK_SIZE: tl.constexpr,
-):
-    # kv cache group id
-    group_id = tl.program_id(0)
-    batch_idx = tl.program_id(1)
-    slot_mapping_ptr = slot_mappings_ptr + group_id * slot_mappings_stride
-
-    if batch_idx == tl.num_programs(1) - 1:
-        # Pad from the actual token count to the end of the buffer: CUDA graphs
-        # read there, and earlier steps left valid slots behind.
-        actual_num_tokens = tl.load(query_start_loc + batch_idx)
-        for i in range(actual_num_tokens, max_num_tokens, TRITON_BLOCK_SIZE):
-            offset = i + tl.arange(0, TRITON_BLOCK_SIZE)
-            tl.store(slot_mapping_ptr + offset, PAD_ID, mask=offset < max_num_tokens)
-        return
-
-    req_state_idx = tl.load(idx_mapping + batch_idx)
-    mapping_enabled = tl.load(slot_mapping_enabled + group_id)
-    # int64: a product of two int32 may overflow, here and with the block size.
-    row = (group_id * max_num_reqs + req_state_idx).to(tl.int64)
-    row_ptr = range_table_ptr + row * range_table_stride
-    cums_ptr = row_ptr + 1
-    starts_ptr = row_ptr + 2
-    # idx_mapping == -1 marks a dummy (or CUDA-graph padding) request. It has no
-    # row, and like a group without a mapping it has no ranges: all is PAD.
-    num_ranges = tl.load(row_ptr, mask=mapping_enabled & (req_state_idx >= 0), other=0)
-    kv_block_size = tl.load(block_sizes + group_id).to(tl.int64)
-
-    start_idx = tl.load(query_start_loc + batch_idx)
-    end_idx = tl.load(query_start_loc + batch_idx + 1)
-    for i in range(start_idx, end_idx, TRITON_BLOCK_SIZE):
-        offset = i + tl.arange(0, TRITON_BLOCK_SIZE)
-        # Lanes past the end repeat a position, which keeps first and last right.
-        first_lane = tl.load(pos + i)
-        positions = tl.load(pos + offset, mask=offset < end_idx, other=first_lane)
-        first_position = tl.min(positions)
-        last_position = tl.max(positions)
-
-        # All of a range's slots are at one distance from their positions, hence
-        # one descriptor serves every position of the tile that it covers.
-        slot_ids = tl.full([TRITON_BLOCK_SIZE], PAD_ID, tl.int64)
-        r = _find_range(cums_ptr, num_ranges, first_position // kv_block_size)
-        range_begin = tl.load(cums_ptr + 2 * r, mask=r < num_ranges, other=0)
-        range_begin = range_begin * kv_block_size
-        while (r < num_ranges) & (range_begin <= last_position):
-            range_end = tl.load(cums_ptr + 2 * (r + 1)) * kv_block_size
-            range_start = tl.load(starts_ptr + 2 * r)
-            range_slots = positions + (range_start * kv_block_size - range_begin)
-            if range_start == 0:
-                # A range of the null block repeats it.
-                range_slots = positions % kv_block_size
-            is_in_range = (positions >= range_begin) & (positions < range_end)
-            slot_ids = tl.where(is_in_range, range_slots, slot_ids)
-            range_begin = range_end
-            r += 1
-
-        if HAS_FALLBACK and num_ranges < 0:
-            # Over the cap: -num_ranges is the number of blocks.
-            block_table_ptr = _load_ptr(block_table_ptrs + group_id, tl.int32)
-            block_table_stride = tl.load(block_table_strides + group_id)
-            block_indices = positions // kv_block_size
-            has_block = block_indices < -num_ranges
-            block_numbers = tl.load(
-                block_table_ptr + req_state_idx * block_table_stride + block_indices,
-                mask=has_block,
-                other=0,
-            )
-            slot_ids = tl.where(
-                has_block,
-                block_numbers * kv_block_size + positions % kv_block_size,
-                PAD_ID,
-            )
-
-        tl.store(slot_mapping_ptr + offset, slot_ids, mask=offset < end_idx)
