@@ -1,0 +1,519 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+
+// The type `KVAllocator`: a pool of blocks.
+
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arguments.h"
+#include "errors.h"
+#include "objects.h"
+#include "ranges_type.h"
+
+namespace vllm::tagma::bindings {
+
+inline PyObject* list_of_blocks(const std::vector<int32_t>& blocks) {
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(blocks.size()));
+  for (size_t i = 0; list != nullptr && i < blocks.size(); ++i) {
+    PyObject* id = PyLong_FromLong(blocks[i]);
+    if (id == nullptr) {
+      Py_CLEAR(list);
+    } else {
+      PyList_SetItem(list, static_cast<Py_ssize_t>(i), id);
+    }
+  }
+  return list;
+}
+
+inline RangeList reversed(const RangeList& blocks) {
+  RangeList result;
+  for (int64_t i = blocks.num_blocks(); i-- > 0;) {
+    result.append({blocks.at(i), 1});
+  }
+  return result;
+}
+
+inline PyObject* allocator_new(PyTypeObject* type, PyObject* args,
+                               PyObject* kwargs) {
+  static const char* keywords[] = {"num_blocks", "alignment", "max_ranges",
+                                   nullptr};
+  Py_ssize_t num_blocks = 0;
+  Py_ssize_t alignment = 1;
+  Py_ssize_t max_ranges = 256;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "n|nn:KVAllocator",
+                                   const_cast<char**>(keywords), &num_blocks,
+                                   &alignment, &max_ranges)) {
+    return nullptr;
+  }
+  if (num_blocks < 1 || num_blocks > kMaxBlocks) {
+    return PyErr_Format(PyExc_ValueError,
+                        "num_blocks must be in [1, %d], got %zd", kMaxBlocks,
+                        num_blocks);
+  }
+  if (alignment < 1 || num_blocks % alignment != 0) {
+    return PyErr_Format(PyExc_ValueError,
+                        "alignment must be at least 1 and divide num_blocks "
+                        "(%zd), got %zd; round num_blocks down to a multiple",
+                        num_blocks, alignment);
+  }
+  if (max_ranges < 0 || max_ranges > kMaxBlocks) {
+    return PyErr_Format(PyExc_ValueError,
+                        "max_ranges must be in [0, %d], got %zd; 0 means no "
+                        "cap",
+                        kMaxBlocks, max_ranges);
+  }
+  auto* state = static_cast<ModuleState*>(PyType_GetModuleState(type));
+  PyObject* self = allocate_object(reinterpret_cast<PyObject*>(type));
+  if (state == nullptr || self == nullptr) {
+    Py_XDECREF(self);
+    return nullptr;
+  }
+  PyObject* ready = guarded([&]() -> PyObject* {
+    as_allocator(self)->state = state;
+    as_allocator(self)->engine = new KVAllocator(
+        static_cast<int32_t>(num_blocks), static_cast<int32_t>(alignment),
+        static_cast<int32_t>(max_ranges));
+    return self;
+  });
+  if (ready == nullptr) {
+    Py_DECREF(self);
+  }
+  return ready;
+}
+
+inline void allocator_dealloc(PyObject* self) {
+  delete as_allocator(self)->engine;
+  delete as_allocator(self)->index;
+  free_object(self);
+}
+
+inline PyObject* allocator_allocate(PyObject* self, PyObject* const* args,
+                                    Py_ssize_t nargs) {
+  int64_t count = 0;
+  if (!check_nargs("allocate", nargs, 1) || !parse_int(args[0], &count)) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    Range range;
+    const Result result = engine_of(self).allocate(count, &range);
+    return result.ok() ? tuple_of(range)
+                       : raise(as_allocator(self), result, count);
+  });
+}
+
+inline PyObject* allocator_new_ranges(PyObject* self, PyObject*) {
+  return new_ranges_object(as_allocator(self), /*is_view=*/false);
+}
+
+inline PyObject* allocator_extend(PyObject* self, PyObject* const* args,
+                                  Py_ssize_t nargs) {
+  int64_t count = 0;
+  int64_t expected = 0;
+  if (!check_nargs("extend", nargs, nargs == 3 ? 3 : 2) ||
+      !parse_int(args[1], &count) ||
+      (nargs == 3 && !parse_int(args[2], &expected))) {
+    return nullptr;
+  }
+  RangesObject* request = parse_request(self, args[0]);
+  if (request == nullptr) {
+    return nullptr;
+  }
+  PyObject* view = new_ranges_object(as_allocator(self), /*is_view=*/true);
+  if (view == nullptr) {
+    return nullptr;
+  }
+  PyObject* done = guarded([&]() -> PyObject* {
+    engine_of(self).expect(&request->blocks, expected);
+    const Result result = engine_of(self).extend(&request->blocks, count,
+                                                 &as_ranges(view)->blocks);
+    return result.ok() ? view : raise(as_allocator(self), result, count);
+  });
+  if (done == nullptr) {
+    Py_DECREF(view);
+  }
+  return done;
+}
+
+inline PyObject* allocator_grow(PyObject* self, PyObject* const* args,
+                                Py_ssize_t nargs) {
+  int64_t count = 0;
+  if (!check_nargs("grow", nargs, 2) || !parse_int(args[1], &count)) {
+    return nullptr;
+  }
+  RangesObject* request = parse_request(self, args[0]);
+  if (request == nullptr) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    const size_t before = request->blocks.num_ranges();
+    const Result result = engine_of(self).extend(&request->blocks, count);
+    return result.ok()
+               ? PyLong_FromSize_t(request->blocks.num_ranges() - before)
+               : raise(as_allocator(self), result, count);
+  });
+}
+
+inline PyObject* allocator_acquire(PyObject* self, PyObject* const* args,
+                                   Py_ssize_t nargs) {
+  if (!check_nargs("acquire", nargs, 2)) {
+    return nullptr;
+  }
+  RangesObject* request = parse_request(self, args[0]);
+  if (request == nullptr) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    RangeList blocks;
+    if (!parse_blocks(self, args[1], &blocks)) {
+      return nullptr;
+    }
+    return none_or_raise(self,
+                         engine_of(self).acquire(&request->blocks, blocks));
+  });
+}
+
+inline PyObject* allocator_release(PyObject* self, PyObject* const* args,
+                                   Py_ssize_t nargs) {
+  if (!check_nargs("release", nargs, 1)) {
+    return nullptr;
+  }
+  RangesObject* request = parse_request(self, args[0]);
+  if (request == nullptr) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    return none_or_raise(self, engine_of(self).release(&request->blocks));
+  });
+}
+
+// Calls `use(blocks)` with the blocks that the only argument names.
+template <typename Use>
+PyObject* with_blocks(const char* name, PyObject* self, PyObject* const* args,
+                      Py_ssize_t nargs, Use use) {
+  if (!check_nargs(name, nargs, 1)) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    RangeList blocks;
+    return parse_blocks(self, args[0], &blocks) ? use(blocks) : nullptr;
+  });
+}
+
+inline PyObject* allocator_retain_blocks(PyObject* self, PyObject* const* args,
+                                         Py_ssize_t nargs) {
+  return with_blocks(
+      "retain_blocks", self, args, nargs, [self](const RangeList& blocks) {
+        return none_or_raise(self, engine_of(self).retain(blocks));
+      });
+}
+
+inline PyObject* allocator_release_blocks(PyObject* self, PyObject* const* args,
+                                          Py_ssize_t nargs) {
+  return with_blocks(
+      "release_blocks", self, args, nargs, [self](const RangeList& blocks) {
+        // The engine releases a list from its end.
+        RangeList last_first = reversed(blocks);
+        return none_or_raise(self, engine_of(self).release(&last_first));
+      });
+}
+
+inline PyObject* allocator_cache_blocks(PyObject* self, PyObject* const* args,
+                                        Py_ssize_t nargs) {
+  return with_blocks(
+      "cache_blocks", self, args, nargs, [self](const RangeList& blocks) {
+        return none_or_raise(self, engine_of(self).cache(blocks));
+      });
+}
+
+inline PyObject* allocator_count_unreferenced(PyObject* self,
+                                              PyObject* const* args,
+                                              Py_ssize_t nargs) {
+  return with_blocks(
+      "count_unreferenced", self, args, nargs, [self](const RangeList& blocks) {
+        return PyLong_FromLongLong(engine_of(self).count_unreferenced(blocks));
+      });
+}
+
+inline PyObject* allocator_cache(PyObject* self, PyObject* const* args,
+                                 Py_ssize_t nargs) {
+  int32_t block = 0;
+  if (!check_nargs("cache", nargs, 1) || !parse_block(self, args[0], &block)) {
+    return nullptr;
+  }
+  return none_or_raise(self, engine_of(self).cache(block));
+}
+
+inline PyObject* allocator_uncache(PyObject* self, PyObject* const* args,
+                                   Py_ssize_t nargs) {
+  int32_t block = 0;
+  if (!check_nargs("uncache", nargs, 1) ||
+      !parse_block(self, args[0], &block)) {
+    return nullptr;
+  }
+  return none_or_raise(self, engine_of(self).uncache(block));
+}
+
+inline PyObject* allocator_is_cached(PyObject* self, PyObject* const* args,
+                                     Py_ssize_t nargs) {
+  int32_t block = 0;
+  if (!check_nargs("is_cached", nargs, 1) ||
+      !parse_block(self, args[0], &block)) {
+    return nullptr;
+  }
+  return PyBool_FromLong(engine_of(self).is_cached(block));
+}
+
+inline PyObject* allocator_ref_count(PyObject* self, PyObject* const* args,
+                                     Py_ssize_t nargs) {
+  int32_t block = 0;
+  if (!check_nargs("ref_count", nargs, 1) ||
+      !parse_block(self, args[0], &block)) {
+    return nullptr;
+  }
+  return PyLong_FromLong(engine_of(self).ref_count(block));
+}
+
+inline PyObject* allocator_take_evicted(PyObject* self, PyObject*) {
+  PyObject* list = list_of_blocks(engine_of(self).evicted());
+  if (list != nullptr) {
+    engine_of(self).clear_evicted();
+  }
+  return list;
+}
+
+inline PyObject* allocator_clear_evicted(PyObject* self, PyObject*) {
+  engine_of(self).clear_evicted();
+  Py_RETURN_NONE;
+}
+
+// Puts `value`, a new reference or null, into the dict. PyDict_SetItemString()
+// would intern the key: a dead entry in Python's table of interned strings for
+// each dict that is dropped, which makes that table double in the end.
+inline bool set_item(PyObject* dict, const char* key, PyObject* value) {
+  PyObject* name = value != nullptr ? PyUnicode_FromString(key) : nullptr;
+  const bool ok = name != nullptr && PyDict_SetItem(dict, name, value) == 0;
+  Py_XDECREF(name);
+  Py_XDECREF(value);
+  return ok;
+}
+
+inline PyObject* allocator_stats(PyObject* self, PyObject*) {
+  const KVStats stats = engine_of(self).stats();
+  PyObject* dict = PyDict_New();
+  if (dict == nullptr) {
+    return nullptr;
+  }
+  bool ok = true;
+  const std::pair<const char*, int64_t> counts[] = {
+      {"free_blocks", stats.free_blocks},
+      {"held_blocks", stats.held_blocks},
+      {"cache_only_blocks", stats.cache_only_blocks},
+      {"extents", stats.extents},
+      {"largest_extent", stats.largest_extent},
+      {"requests", stats.requests},
+      {"spills", stats.spills},
+      {"window_evictions", stats.window_evictions},
+      {"evicted_blocks", stats.evicted_blocks},
+      {"cap_events", stats.cap_events},
+  };
+  for (const auto& [key, value] : counts) {
+    ok = ok && set_item(dict, key, PyLong_FromLongLong(value));
+  }
+  static const char* const kBuckets[KVStats::kNumBuckets] = {
+      "1",     "2",     "3-4",    "5-8",     "9-16",
+      "17-32", "33-64", "65-128", "129-256", ">256"};
+  PyObject* histogram = ok ? PyDict_New() : nullptr;
+  ok = ok && histogram != nullptr;
+  for (int i = 0; ok && i < KVStats::kNumBuckets; ++i) {
+    ok = set_item(histogram, kBuckets[i],
+                  PyLong_FromLong(stats.ranges_per_request[i]));
+  }
+  if (!ok) {
+    Py_XDECREF(histogram);
+    Py_DECREF(dict);
+    return nullptr;
+  }
+  if (!set_item(dict, "ranges_per_request", histogram)) {
+    Py_CLEAR(dict);
+  }
+  return dict;
+}
+
+inline PyObject* allocator_check_invariants(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const std::string broken = engine_of(self).check_invariants();
+    if (!broken.empty()) {
+      PyErr_SetString(PyExc_RuntimeError, broken.c_str());
+      return nullptr;
+    }
+    Py_RETURN_NONE;
+  });
+}
+
+inline PyObject* allocator_dump(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const std::string bytes = engine_of(self).dump();
+    return PyBytes_FromStringAndSize(bytes.data(),
+                                     static_cast<Py_ssize_t>(bytes.size()));
+  });
+}
+
+template <int32_t (KVAllocator::*Get)() const>
+PyObject* allocator_get(PyObject* self, void*) {
+  return PyLong_FromLong((engine_of(self).*Get)());
+}
+
+inline PyMethodDef allocator_methods[] = {
+    {"allocate", as_method(allocator_allocate), METH_FASTCALL,
+     "allocate($self, count, /)\n--\n\n"
+     "Take `count` contiguous blocks and return (start, count), in blocks.\n\n"
+     "Each block gets one request reference; drop it with release_blocks().\n"
+     "`count` is rounded up to the alignment. What is cached there is "
+     "evicted.\n"
+     "Raises OutOfBlocksError, and then nothing has changed."},
+    {"new_ranges", allocator_new_ranges, METH_NOARGS,
+     "new_ranges($self, /)\n--\n\n"
+     "Return an empty KVRanges for a new request."},
+    {"extend", as_method(allocator_extend), METH_FASTCALL,
+     "extend($self, ranges, count, expected=0, /)\n--\n\n"
+     "Append `count` blocks to the request and return a view of just those.\n\n"
+     "`expected` more are sure to follow, as for a prompt's later chunks: "
+     "room\n"
+     "for them is wanted behind these.\n"
+     "`count` is rounded up to the alignment. The last range grows in place\n"
+     "where the blocks behind it are free, or cached but long unused; else "
+     "the\n"
+     "blocks come from where least is lost: room first, then cached blocks by\n"
+     "how recently they were used. What is cached there is evicted.\n"
+     "The view is for reading: it holds no references.\n"
+     "Raises OutOfBlocksError or RangeCapError, and then nothing has changed."},
+    {"grow", as_method(allocator_grow), METH_FASTCALL,
+     "grow($self, ranges, count, /)\n--\n\n"
+     "Do as extend() does, but return just the number of ranges added.\n\n"
+     "For the hot path: makes no view. 0 means that it grew in place."},
+    {"stats", allocator_stats, METH_NOARGS,
+     "stats($self, /)\n--\n\n"
+     "Return a dict of what operators watch, in blocks unless said otherwise.\n"
+     "\n"
+     "Now: free_blocks, held_blocks and cache_only_blocks, extents (number of\n"
+     "free ones), largest_extent, requests (number with ranges) and\n"
+     "ranges_per_request (number of requests by their number of ranges).\n"
+     "Since the pool was made: spills (growths that needed a further range),\n"
+     "window_evictions (ranges for which cached blocks were evicted),\n"
+     "evicted_blocks, cap_events (calls that failed for max_ranges).\n"
+     "O(1)."},
+    {"acquire", as_method(allocator_acquire), METH_FASTCALL,
+     "acquire($self, ranges, block_ids, /)\n--\n\n"
+     "Add a request reference to each block and append it to the request.\n\n"
+     "`block_ids` is a KVRanges, such as match() returns, an int32 buffer or\n"
+     "a sequence of ids, here and wherever block ids are passed.\n"
+     "Raises ValueError for a free block, OverflowError for one with 32,767\n"
+     "references and RangeCapError beyond the cap, and then nothing has\n"
+     "changed."},
+    {"release", as_method(allocator_release), METH_FASTCALL,
+     "release($self, ranges, /)\n--\n\n"
+     "Drop the request's reference on each block, last block first.\n\n"
+     "Blocks without any reference become free; cached ones become the most\n"
+     "recently used cache-only blocks. `ranges` is empty afterwards."},
+    {"retain_blocks", as_method(allocator_retain_blocks), METH_FASTCALL,
+     "retain_blocks($self, block_ids, /)\n--\n\n"
+     "Add a request reference to each block.\n\n"
+     "Raises ValueError for a free block and OverflowError for one with\n"
+     "32,767 references, and then nothing has changed."},
+    {"release_blocks", as_method(allocator_release_blocks), METH_FASTCALL,
+     "release_blocks($self, block_ids, /)\n--\n\n"
+     "Drop a request reference of each block, in the order given.\n\n"
+     "Raises ValueError for a block without one, and then nothing has\n"
+     "changed."},
+    {"cache", as_method(allocator_cache), METH_FASTCALL,
+     "cache($self, block_id, /)\n--\n\n"
+     "Set the block's cache reference. A request must hold the block.\n\n"
+     "Raises ValueError if none does or if the block is cached already."},
+    {"cache_blocks", as_method(allocator_cache_blocks), METH_FASTCALL,
+     "cache_blocks($self, block_ids, /)\n--\n\n"
+     "Set the cache reference of each block, as cache() does.\n\n"
+     "Raises ValueError for a block that is not held or is cached, and then\n"
+     "nothing has changed."},
+    {"count_unreferenced", as_method(allocator_count_unreferenced),
+     METH_FASTCALL,
+     "count_unreferenced($self, block_ids, /)\n--\n\n"
+     "Return how many of the blocks no request holds.\n\n"
+     "Acquiring them takes as many from num_free_blocks."},
+    {"uncache", as_method(allocator_uncache), METH_FASTCALL,
+     "uncache($self, block_id, /)\n--\n\n"
+     "Drop the block's cache reference. A cache-only block becomes free.\n\n"
+     "Raises ValueError if the block is not cached."},
+    {"is_cached", as_method(allocator_is_cached), METH_FASTCALL,
+     "is_cached($self, block_id, /)\n--\n\n"
+     "Return whether the block has its cache reference."},
+    {"ref_count", as_method(allocator_ref_count), METH_FASTCALL,
+     "ref_count($self, block_id, /)\n--\n\n"
+     "Return the block's number of request references."},
+    {"take_evicted", allocator_take_evicted, METH_NOARGS,
+     "take_evicted($self, /)\n--\n\n"
+     "Return the blocks evicted since the last call, in eviction order.\n\n"
+     "The list grows until it is taken."},
+    {"clear_evicted", allocator_clear_evicted, METH_NOARGS,
+     "clear_evicted($self, /)\n--\n\n"
+     "Do as take_evicted() does, without making the list."},
+    {"check_invariants", allocator_check_invariants, METH_NOARGS,
+     "check_invariants($self, /)\n--\n\n"
+     "Raise RuntimeError for the first broken invariant. Scans the pool."},
+    {"dump", allocator_dump, METH_NOARGS,
+     "dump($self, /)\n--\n\n"
+     "Return all state that later calls depend on, as opaque bytes.\n\n"
+     "For tests: equal bytes mean equal state. The order in which extents\n"
+     "are searched is part of it."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+inline PyGetSetDef allocator_getset[] = {
+    {"num_blocks", allocator_get<&KVAllocator::num_blocks>, nullptr,
+     "Number of blocks in the pool.", nullptr},
+    {"num_free_blocks", allocator_get<&KVAllocator::num_free_blocks>, nullptr,
+     "Number of blocks that an allocation can get: free or cache-only. With\n"
+     "an alignment, only blocks of aligned groups that no request holds.",
+     nullptr},
+    {"num_cache_only_blocks",
+     allocator_get<&KVAllocator::num_cache_only_blocks>, nullptr,
+     "Number of blocks that only the cache holds.", nullptr},
+    {"num_extents", allocator_get<&KVAllocator::num_extents>, nullptr,
+     "Number of free extents.", nullptr},
+    {"largest_extent", allocator_get<&KVAllocator::largest_extent>, nullptr,
+     "Length of the largest free extent, in blocks. If more than 64 are\n"
+     "about as long, it may be one that is up to 1/32 shorter.",
+     nullptr},
+    {"max_ranges", allocator_get<&KVAllocator::max_ranges>, nullptr,
+     "Most ranges that a request may have; 0 means no cap.", nullptr},
+    {"alignment", allocator_get<&KVAllocator::alignment>, nullptr,
+     "What starts and counts are multiples of, in blocks.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+inline PyType_Slot allocator_slots[] = {
+    {Py_tp_doc,
+     const_cast<char*>(
+         "KVAllocator(num_blocks, alignment=1, max_ranges=256)\n--\n\n"
+         "A pool of KV blocks, given out as contiguous ranges.\n\n"
+         "Block ids are in [0, num_blocks). `alignment`, in blocks, must\n"
+         "divide num_blocks; allocated starts and counts are multiples of it.\n"
+         "`max_ranges` caps the ranges of one request; 0 means no cap.")},
+    {Py_tp_new, reinterpret_cast<void*>(allocator_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(allocator_dealloc)},
+    {Py_tp_methods, allocator_methods},
+    {Py_tp_getset, allocator_getset},
+    {0, nullptr},
+};
+
+inline PyType_Spec allocator_spec = {
+    "vllm.tagma.KVAllocator", sizeof(AllocatorObject), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, allocator_slots};
+
+}  // namespace vllm::tagma::bindings

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+
+// The type `KVRanges`: the blocks of a request, or a view of some.
+
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <new>
+
+#include "arguments.h"
+#include "errors.h"
+#include "objects.h"
+
+namespace vllm::tagma::bindings {
+
+inline PyObject* tuple_of(const Range& range) {
+  return Py_BuildValue("(ii)", range.start, range.count);
+}
+
+inline PyObject* new_ranges_object(AllocatorObject* allocator, bool is_view) {
+  PyObject* self = allocate_object(allocator->state->ranges_type);
+  if (self != nullptr) {
+    RangesObject* ranges = as_ranges(self);
+    new (&ranges->blocks) RangeList;
+    ranges->is_view = is_view;
+    ranges->allocator = allocator;
+    Py_INCREF(reinterpret_cast<PyObject*>(allocator));
+  }
+  return self;
+}
+
+inline void ranges_dealloc(PyObject* self) {
+  RangesObject* ranges = as_ranges(self);
+  PyObject* allocator = reinterpret_cast<PyObject*>(ranges->allocator);
+  ranges->blocks.~RangeList();
+  free_object(self);
+  Py_DECREF(allocator);
+}
+
+inline Py_ssize_t ranges_length(PyObject* self) {
+  return static_cast<Py_ssize_t>(as_ranges(self)->blocks.num_blocks());
+}
+
+// A negative index arrives with the length added.
+inline PyObject* ranges_item(PyObject* self, Py_ssize_t index) {
+  const RangeList& blocks = as_ranges(self)->blocks;
+  if (index < 0 || index >= blocks.num_blocks()) {
+    return PyErr_Format(PyExc_IndexError,
+                        "index is out of range: the request has %lld blocks",
+                        static_cast<long long>(blocks.num_blocks()));
+  }
+  return PyLong_FromLong(blocks.at(index));
+}
+
+inline PyObject* ranges_num_ranges(PyObject* self, void*) {
+  return PyLong_FromSize_t(as_ranges(self)->blocks.num_ranges());
+}
+
+inline PyObject* ranges_ranges(PyObject* self, PyObject*) {
+  const RangeVector& ranges = as_ranges(self)->blocks.ranges();
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(ranges.size()));
+  for (size_t i = 0; list != nullptr && i < ranges.size(); ++i) {
+    PyObject* pair = tuple_of(ranges[i]);
+    if (pair == nullptr) {
+      Py_CLEAR(list);
+    } else {
+      PyList_SetItem(list, static_cast<Py_ssize_t>(i), pair);
+    }
+  }
+  return list;
+}
+
+// Resolves the bounds of a part of a request's blocks.
+inline bool parse_part(PyObject* self, PyObject* start_arg, PyObject* stop_arg,
+                       int64_t* start, int64_t* stop) {
+  const int64_t length = as_ranges(self)->blocks.num_blocks();
+  if (!parse_bound(start_arg, length, 0, start) ||
+      !parse_bound(stop_arg, length, length, stop)) {
+    return false;
+  }
+  // A bound's __index__ may have run code that changed the request.
+  *stop = std::min(*stop, as_ranges(self)->blocks.num_blocks());
+  *start = std::min(*start, *stop);
+  return true;
+}
+
+inline PyObject* ranges_block_ids(PyObject* self, PyObject* args,
+                                  PyObject* kwargs) {
+  static const char* keywords[] = {"start", "stop", nullptr};
+  PyObject* start_arg = nullptr;
+  PyObject* stop_arg = nullptr;
+  int64_t start = 0;
+  int64_t stop = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:block_ids",
+                                   const_cast<char**>(keywords), &start_arg,
+                                   &stop_arg) ||
+      !parse_part(self, start_arg, stop_arg, &start, &stop)) {
+    return nullptr;
+  }
+  PyObject* list = PyList_New(stop - start);
+  if (list == nullptr) {
+    return nullptr;
+  }
+  Py_ssize_t i = 0;
+  const bool ok =
+      as_ranges(self)->blocks.for_each(start, stop, [&](int32_t block) {
+        PyObject* id = PyLong_FromLong(block);
+        return id != nullptr && PyList_SetItem(list, i++, id) == 0;
+      });
+  if (!ok) {
+    Py_CLEAR(list);
+  }
+  return list;
+}
+
+inline PyObject* ranges_part(PyObject* self, PyObject* const* args,
+                             Py_ssize_t nargs) {
+  int64_t start = 0;
+  int64_t stop = 0;
+  if (!check_nargs("part", nargs, 2) ||
+      !parse_part(self, args[0], args[1], &start, &stop)) {
+    return nullptr;
+  }
+  PyObject* view = new_ranges_object(as_ranges(self)->allocator,
+                                     /*is_view=*/true);
+  if (view == nullptr) {
+    return nullptr;
+  }
+  PyObject* done = guarded([&]() -> PyObject* {
+    as_ranges(view)->blocks = as_ranges(self)->blocks.part(start, stop);
+    return view;
+  });
+  if (done == nullptr) {
+    Py_DECREF(view);
+  }
+  return done;
+}
+
+inline PyObject* ranges_block_ids_into(PyObject* self, PyObject* args,
+                                       PyObject* kwargs) {
+  static const char* keywords[] = {"buffer", "start", "stop", nullptr};
+  PyObject* target = nullptr;
+  PyObject* start_arg = nullptr;
+  PyObject* stop_arg = nullptr;
+  int64_t start = 0;
+  int64_t stop = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:block_ids_into",
+                                   const_cast<char**>(keywords), &target,
+                                   &start_arg, &stop_arg)) {
+    return nullptr;
+  }
+  Py_buffer buffer;
+  if (!get_int_buffer(target, PyBUF_WRITABLE, &buffer)) {
+    PyErr_SetString(PyExc_TypeError,
+                    "buffer must be a writable, contiguous, one-dimensional "
+                    "buffer of int32, such as array.array('i', ...)");
+    return nullptr;
+  }
+  // After the buffer, since getting it may run code that changes the request.
+  if (!parse_part(self, start_arg, stop_arg, &start, &stop)) {
+    PyBuffer_Release(&buffer);
+    return nullptr;
+  }
+  const Py_ssize_t room = buffer.len / buffer.itemsize;
+  if (stop - start > room) {
+    PyErr_Format(PyExc_ValueError,
+                 "buffer has room for %zd block ids, %lld are asked for; pass "
+                 "a longer buffer, or start and stop",
+                 room, static_cast<long long>(stop - start));
+    PyBuffer_Release(&buffer);
+    return nullptr;
+  }
+  auto* id = static_cast<int32_t*>(buffer.buf);
+  as_ranges(self)->blocks.for_each(start, stop, [&](int32_t block) {
+    *id++ = block;
+    return true;
+  });
+  PyBuffer_Release(&buffer);
+  return PyLong_FromLongLong(stop - start);
+}
+
+inline PyMethodDef ranges_methods[] = {
+    {"ranges", ranges_ranges, METH_NOARGS,
+     "ranges($self, /)\n--\n\n"
+     "Return the ranges as a list of (start, count), both in blocks."},
+    {"part", as_method(ranges_part), METH_FASTCALL,
+     "part($self, start, stop, /)\n--\n\n"
+     "Return the blocks at [start, stop) as a view that holds no "
+     "references.\n\n"
+     "The bounds are block indices and behave as in a slice."},
+    {"block_ids", as_method(ranges_block_ids), METH_VARARGS | METH_KEYWORDS,
+     "block_ids($self, /, start=0, stop=None)\n--\n\n"
+     "Return the ids of the blocks at [start, stop) as a list.\n\n"
+     "The bounds are block indices and behave as in a slice."},
+    {"block_ids_into", as_method(ranges_block_ids_into),
+     METH_VARARGS | METH_KEYWORDS,
+     "block_ids_into($self, /, buffer, start=0, stop=None)\n--\n\n"
+     "Write the ids of the blocks at [start, stop) into an int32 buffer.\n\n"
+     "Fills it from its begin and returns how many ids were written. The\n"
+     "bounds are block indices and behave as in a slice.\n"
+     "Raises ValueError if the buffer is too short, and then writes nothing."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+inline PyGetSetDef ranges_getset[] = {
+    {"num_ranges", ranges_num_ranges, nullptr, "Number of ranges.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+inline PyType_Slot ranges_slots[] = {
+    {Py_tp_doc,
+     const_cast<char*>("The blocks of one request, in order, as ranges.\n\n"
+                       "Made by KVAllocator.new_ranges(). Only release() drops "
+                       "its references; deleting the object does not. A view, "
+                       "which extend(), match() and part() return, has none.")},
+    {Py_tp_dealloc, reinterpret_cast<void*>(ranges_dealloc)},
+    {Py_tp_methods, ranges_methods},
+    {Py_tp_getset, ranges_getset},
+    {Py_tp_iter, reinterpret_cast<void*>(PySeqIter_New)},
+    {Py_sq_length, reinterpret_cast<void*>(ranges_length)},
+    {Py_sq_item, reinterpret_cast<void*>(ranges_item)},
+    {0, nullptr},
+};
+
+inline PyType_Spec ranges_spec = {
+    "vllm.tagma.KVRanges", sizeof(RangesObject), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION |
+        Py_TPFLAGS_IMMUTABLETYPE,
+    ranges_slots};
+
+}  // namespace vllm::tagma::bindings
