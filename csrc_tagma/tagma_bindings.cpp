@@ -9,6 +9,7 @@
 
 #include "bindings/allocator_type.h"
 #include "bindings/coord_map_type.h"
+#include "bindings/docstrings.h"
 #include "bindings/objects.h"
 #include "bindings/prefix_index_type.h"
 #include "bindings/ranges_type.h"
@@ -32,14 +33,13 @@ int module_exec(PyObject* module) {
   const bool ok =
       add(module, "OutOfBlocksError",
           PyErr_NewExceptionWithDoc("vllm.tagma.OutOfBlocksError",
-                                    "Too few blocks are free or cache-only.",
-                                    PyExc_RuntimeError, nullptr),
+                                    doc::kOutOfBlocksError, PyExc_RuntimeError,
+                                    nullptr),
           &state->out_of_blocks_error) &&
       add(module, "RangeCapError",
-          PyErr_NewExceptionWithDoc(
-              "vllm.tagma.RangeCapError",
-              "The request would need more than max_ranges ranges.",
-              PyExc_RuntimeError, nullptr),
+          PyErr_NewExceptionWithDoc("vllm.tagma.RangeCapError",
+                                    doc::kRangeCapError, PyExc_RuntimeError,
+                                    nullptr),
           &state->range_cap_error) &&
       add(module, "KVAllocator",
           PyType_FromModuleAndSpec(module, &allocator_spec, nullptr),
@@ -86,18 +86,9 @@ PyModuleDef_Slot module_slots[] = {
 };
 
 PyModuleDef module_def = {
-    PyModuleDef_HEAD_INIT,
-    "tagma",
-    "Range allocator and prefix index of the tagma KV cache backend.\n\n"
-    "Sizes and indices are in KV blocks. The GIL guards every object: each\n"
-    "call holds it from start to end. On a build without the GIL, guard an\n"
-    "allocator, its KVRanges and its PrefixIndex with one lock of your own.",
-    sizeof(ModuleState),
-    nullptr,
-    module_slots,
-    module_traverse,
-    module_clear,
-    module_free,
+    PyModuleDef_HEAD_INIT, "tagma",      doc::kModule,
+    sizeof(ModuleState),   nullptr,      module_slots,
+    module_traverse,       module_clear, module_free,
 };
 
 }  // namespace

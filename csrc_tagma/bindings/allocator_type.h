@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "arguments.h"
+#include "docstrings.h"
 #include "errors.h"
 #include "objects.h"
 #include "ranges_type.h"
@@ -372,139 +373,62 @@ PyObject* allocator_get(PyObject* self, void*) {
 
 inline PyMethodDef allocator_methods[] = {
     {"allocate", as_method(allocator_allocate), METH_FASTCALL,
-     "allocate($self, count, /)\n--\n\n"
-     "Take `count` contiguous blocks and return (start, count), in blocks.\n\n"
-     "Each block gets one request reference; drop it with release_blocks().\n"
-     "`count` is rounded up to the alignment. What is cached there is "
-     "evicted.\n"
-     "Raises OutOfBlocksError, and then nothing has changed."},
-    {"new_ranges", allocator_new_ranges, METH_NOARGS,
-     "new_ranges($self, /)\n--\n\n"
-     "Return an empty KVRanges for a new request."},
+     doc::kAllocatorAllocate},
+    {"new_ranges", allocator_new_ranges, METH_NOARGS, doc::kAllocatorNewRanges},
     {"extend", as_method(allocator_extend), METH_FASTCALL,
-     "extend($self, ranges, count, expected=0, /)\n--\n\n"
-     "Append `count` blocks to the request and return a view of just those.\n\n"
-     "`expected` more are sure to follow, as for a prompt's later chunks: "
-     "room\n"
-     "for them is wanted behind these.\n"
-     "`count` is rounded up to the alignment. The last range grows in place\n"
-     "where the blocks behind it are free, or cached but long unused; else "
-     "the\n"
-     "blocks come from where least is lost: room first, then cached blocks by\n"
-     "how recently they were used. What is cached there is evicted.\n"
-     "The view is for reading: it holds no references.\n"
-     "Raises OutOfBlocksError or RangeCapError, and then nothing has changed."},
-    {"grow", as_method(allocator_grow), METH_FASTCALL,
-     "grow($self, ranges, count, /)\n--\n\n"
-     "Do as extend() does, but return just the number of ranges added.\n\n"
-     "For the hot path: makes no view. 0 means that it grew in place."},
-    {"stats", allocator_stats, METH_NOARGS,
-     "stats($self, /)\n--\n\n"
-     "Return a dict of what operators watch, in blocks unless said otherwise.\n"
-     "\n"
-     "Now: free_blocks, held_blocks and cache_only_blocks, extents (number of\n"
-     "free ones), largest_extent, requests (number with ranges) and\n"
-     "ranges_per_request (number of requests by their number of ranges).\n"
-     "Since the pool was made: spills (growths that needed a further range),\n"
-     "window_evictions (ranges for which cached blocks were evicted),\n"
-     "evicted_blocks, cap_events (calls that failed for max_ranges).\n"
-     "O(1)."},
+     doc::kAllocatorExtend},
+    {"grow", as_method(allocator_grow), METH_FASTCALL, doc::kAllocatorGrow},
+    {"stats", allocator_stats, METH_NOARGS, doc::kAllocatorStats},
     {"acquire", as_method(allocator_acquire), METH_FASTCALL,
-     "acquire($self, ranges, block_ids, /)\n--\n\n"
-     "Add a request reference to each block and append it to the request.\n\n"
-     "`block_ids` is a KVRanges, such as match() returns, an int32 buffer or\n"
-     "a sequence of ids, here and wherever block ids are passed.\n"
-     "Raises ValueError for a free block, OverflowError for one with 32,767\n"
-     "references and RangeCapError beyond the cap, and then nothing has\n"
-     "changed."},
+     doc::kAllocatorAcquire},
     {"release", as_method(allocator_release), METH_FASTCALL,
-     "release($self, ranges, /)\n--\n\n"
-     "Drop the request's reference on each block, last block first.\n\n"
-     "Blocks without any reference become free; cached ones become the most\n"
-     "recently used cache-only blocks. `ranges` is empty afterwards."},
+     doc::kAllocatorRelease},
     {"retain_blocks", as_method(allocator_retain_blocks), METH_FASTCALL,
-     "retain_blocks($self, block_ids, /)\n--\n\n"
-     "Add a request reference to each block.\n\n"
-     "Raises ValueError for a free block and OverflowError for one with\n"
-     "32,767 references, and then nothing has changed."},
+     doc::kAllocatorRetainBlocks},
     {"release_blocks", as_method(allocator_release_blocks), METH_FASTCALL,
-     "release_blocks($self, block_ids, /)\n--\n\n"
-     "Drop a request reference of each block, in the order given.\n\n"
-     "Raises ValueError for a block without one, and then nothing has\n"
-     "changed."},
-    {"cache", as_method(allocator_cache), METH_FASTCALL,
-     "cache($self, block_id, /)\n--\n\n"
-     "Set the block's cache reference. A request must hold the block.\n\n"
-     "Raises ValueError if none does or if the block is cached already."},
+     doc::kAllocatorReleaseBlocks},
+    {"cache", as_method(allocator_cache), METH_FASTCALL, doc::kAllocatorCache},
     {"cache_blocks", as_method(allocator_cache_blocks), METH_FASTCALL,
-     "cache_blocks($self, block_ids, /)\n--\n\n"
-     "Set the cache reference of each block, as cache() does.\n\n"
-     "Raises ValueError for a block that is not held or is cached, and then\n"
-     "nothing has changed."},
+     doc::kAllocatorCacheBlocks},
     {"count_unreferenced", as_method(allocator_count_unreferenced),
-     METH_FASTCALL,
-     "count_unreferenced($self, block_ids, /)\n--\n\n"
-     "Return how many of the blocks no request holds.\n\n"
-     "Acquiring them takes as many from num_free_blocks."},
+     METH_FASTCALL, doc::kAllocatorCountUnreferenced},
     {"uncache", as_method(allocator_uncache), METH_FASTCALL,
-     "uncache($self, block_id, /)\n--\n\n"
-     "Drop the block's cache reference. A cache-only block becomes free.\n\n"
-     "Raises ValueError if the block is not cached."},
+     doc::kAllocatorUncache},
     {"is_cached", as_method(allocator_is_cached), METH_FASTCALL,
-     "is_cached($self, block_id, /)\n--\n\n"
-     "Return whether the block has its cache reference."},
+     doc::kAllocatorIsCached},
     {"ref_count", as_method(allocator_ref_count), METH_FASTCALL,
-     "ref_count($self, block_id, /)\n--\n\n"
-     "Return the block's number of request references."},
+     doc::kAllocatorRefCount},
     {"take_evicted", allocator_take_evicted, METH_NOARGS,
-     "take_evicted($self, /)\n--\n\n"
-     "Return the blocks evicted since the last call, in eviction order.\n\n"
-     "The list grows until it is taken."},
+     doc::kAllocatorTakeEvicted},
     {"clear_evicted", allocator_clear_evicted, METH_NOARGS,
-     "clear_evicted($self, /)\n--\n\n"
-     "Do as take_evicted() does, without making the list."},
+     doc::kAllocatorClearEvicted},
     {"check_invariants", allocator_check_invariants, METH_NOARGS,
-     "check_invariants($self, /)\n--\n\n"
-     "Raise RuntimeError for the first broken invariant. Scans the pool."},
-    {"dump", allocator_dump, METH_NOARGS,
-     "dump($self, /)\n--\n\n"
-     "Return all state that later calls depend on, as opaque bytes.\n\n"
-     "For tests: equal bytes mean equal state. The order in which extents\n"
-     "are searched is part of it."},
+     doc::kAllocatorCheckInvariants},
+    {"dump", allocator_dump, METH_NOARGS, doc::kAllocatorDump},
     {nullptr, nullptr, 0, nullptr},
 };
 
 inline PyGetSetDef allocator_getset[] = {
     {"num_blocks", allocator_get<&KVAllocator::num_blocks>, nullptr,
-     "Number of blocks in the pool.", nullptr},
+     doc::kAllocatorNumBlocks, nullptr},
     {"num_free_blocks", allocator_get<&KVAllocator::num_free_blocks>, nullptr,
-     "Number of blocks that an allocation can get: free or cache-only. With\n"
-     "an alignment, only blocks of aligned groups that no request holds.",
-     nullptr},
+     doc::kAllocatorNumFreeBlocks, nullptr},
     {"num_cache_only_blocks",
      allocator_get<&KVAllocator::num_cache_only_blocks>, nullptr,
-     "Number of blocks that only the cache holds.", nullptr},
+     doc::kAllocatorNumCacheOnlyBlocks, nullptr},
     {"num_extents", allocator_get<&KVAllocator::num_extents>, nullptr,
-     "Number of free extents.", nullptr},
+     doc::kAllocatorNumExtents, nullptr},
     {"largest_extent", allocator_get<&KVAllocator::largest_extent>, nullptr,
-     "Length of the largest free extent, in blocks. If more than 64 are\n"
-     "about as long, it may be one that is up to 1/32 shorter.",
-     nullptr},
+     doc::kAllocatorLargestExtent, nullptr},
     {"max_ranges", allocator_get<&KVAllocator::max_ranges>, nullptr,
-     "Most ranges that a request may have; 0 means no cap.", nullptr},
+     doc::kAllocatorMaxRanges, nullptr},
     {"alignment", allocator_get<&KVAllocator::alignment>, nullptr,
-     "What starts and counts are multiples of, in blocks.", nullptr},
+     doc::kAllocatorAlignment, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
 inline PyType_Slot allocator_slots[] = {
-    {Py_tp_doc,
-     const_cast<char*>(
-         "KVAllocator(num_blocks, alignment=1, max_ranges=256)\n--\n\n"
-         "A pool of KV blocks, given out as contiguous ranges.\n\n"
-         "Block ids are in [0, num_blocks). `alignment`, in blocks, must\n"
-         "divide num_blocks; allocated starts and counts are multiples of it.\n"
-         "`max_ranges` caps the ranges of one request; 0 means no cap.")},
+    {Py_tp_doc, const_cast<char*>(doc::kAllocator)},
     {Py_tp_new, reinterpret_cast<void*>(allocator_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(allocator_dealloc)},
     {Py_tp_methods, allocator_methods},

@@ -12,6 +12,7 @@
 
 #include "../kv_coord_map.h"
 #include "arguments.h"
+#include "docstrings.h"
 #include "objects.h"
 
 namespace vllm::tagma::bindings {
@@ -103,29 +104,15 @@ inline PyObject* coord_map_coords(PyObject* self, PyObject* arg) {
 }
 
 inline PyMethodDef coord_map_methods[] = {
-    {"index", as_method(coord_map_index), METH_FASTCALL,
-     "index($self, layer, block, token, /)\n--\n\n"
-     "Return (layer * num_blocks + block) * block_size + token, in tokens.\n\n"
-     "Raises IndexError for a coordinate outside its bound."},
+    {"index", as_method(coord_map_index), METH_FASTCALL, doc::kCoordMapIndex},
     {"offset", as_method(coord_map_offset), METH_FASTCALL,
-     "offset($self, layer, block, token, /)\n--\n\n"
-     "Return the token's offset in the buffer: its index in bytes.\n\n"
-     "Raises IndexError for a coordinate outside its bound."},
-    {"coords", coord_map_coords, METH_O,
-     "coords($self, index, /)\n--\n\n"
-     "Return the (layer, block, token) whose index() is `index`.\n\n"
-     "Raises IndexError for an index outside the map."},
+     doc::kCoordMapOffset},
+    {"coords", coord_map_coords, METH_O, doc::kCoordMapCoords},
     {nullptr, nullptr, 0, nullptr},
 };
 
 inline PyType_Slot coord_map_slots[] = {
-    {Py_tp_doc,
-     const_cast<char*>(
-         "CoordMap(num_layers, num_blocks, block_size, bytes_per_token)\n"
-         "--\n\n"
-         "Where a token's KV data lies in one buffer that holds all layers.\n\n"
-         "`num_blocks` is in blocks of a layer, `block_size` in tokens. The\n"
-         "product of all four, the size in bytes, must be below 2**63.")},
+    {Py_tp_doc, const_cast<char*>(doc::kCoordMap)},
     {Py_tp_new, reinterpret_cast<void*>(coord_map_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(free_object)},
     {Py_tp_methods, coord_map_methods},

@@ -15,6 +15,7 @@
 
 #include "allocator_type.h"
 #include "arguments.h"
+#include "docstrings.h"
 #include "errors.h"
 #include "objects.h"
 #include "ranges_type.h"
@@ -256,65 +257,26 @@ inline PyObject* index_take_evicted_hashes(PyObject* self, PyObject*) {
 
 inline PyMethodDef index_methods[] = {
     {"match", as_method(index_match), METH_VARARGS | METH_KEYWORDS,
-     "match($self, /, hashes, limit=None)\n--\n\n"
-     "Return the blocks of the longest prefix of which every hash is "
-     "cached.\n\n"
-     "Looks at `limit` hashes at most. Of several blocks with one hash, the\n"
-     "first inserted is taken. The result is a view that holds no reference:\n"
-     "pass it to KVAllocator.acquire() before anything else is allocated."},
-    {"insert", as_method(index_insert), METH_FASTCALL,
-     "insert($self, ranges, hashes, start, stop, /)\n--\n\n"
-     "Cache the request's blocks at [start, stop) under hashes[start:stop].\n\n"
-     "Each gets its cache reference and its entry. A block that is cached\n"
-     "under the same hash is skipped; one under another hash moves to the new\n"
-     "one. Returns how many were not cached before.\n"
-     "Raises ValueError for bad bounds or a block that no request holds, and\n"
-     "then nothing has changed."},
-    {"erase", index_erase, METH_O,
-     "erase($self, block_id, /)\n--\n\n"
-     "Drop the block's entry and cache reference.\n\n"
-     "Raises ValueError if the block is not cached."},
-    {"evict", index_evict, METH_O,
-     "evict($self, block_ids, /)\n--\n\n"
-     "Drop the entry and cache reference of each block that has them."},
-    {"clear", index_clear, METH_NOARGS,
-     "clear($self, /)\n--\n\n"
-     "Drop every entry and cache reference. Scans the pool."},
-    {"find", index_find, METH_O,
-     "find($self, hash, /)\n--\n\n"
-     "Return the block inserted first under the hash, or None."},
-    {"hash_of", index_hash_of, METH_O,
-     "hash_of($self, block_id, /)\n--\n\n"
-     "Return the hash that the block is cached under, or None."},
-    {"position_of", index_position_of, METH_O,
-     "position_of($self, block_id, /)\n--\n\n"
-     "Return the index in `ranges` that the block was inserted at, or None."},
+     doc::kIndexMatch},
+    {"insert", as_method(index_insert), METH_FASTCALL, doc::kIndexInsert},
+    {"erase", index_erase, METH_O, doc::kIndexErase},
+    {"evict", index_evict, METH_O, doc::kIndexEvict},
+    {"clear", index_clear, METH_NOARGS, doc::kIndexClear},
+    {"find", index_find, METH_O, doc::kIndexFind},
+    {"hash_of", index_hash_of, METH_O, doc::kIndexHashOf},
+    {"position_of", index_position_of, METH_O, doc::kIndexPositionOf},
     {"take_evicted_hashes", index_take_evicted_hashes, METH_NOARGS,
-     "take_evicted_hashes($self, /)\n--\n\n"
-     "Return the hashes of the blocks evicted since the last call, in "
-     "order.\n\n"
-     "One for each block of KVAllocator.take_evicted(). The list grows until\n"
-     "it is taken. Raises RuntimeError without record_evicted."},
+     doc::kIndexTakeEvictedHashes},
     {nullptr, nullptr, 0, nullptr},
 };
 
 inline PyGetSetDef index_getset[] = {
-    {"num_hashes", index_num_hashes, nullptr,
-     "Number of different hashes that blocks are cached under.", nullptr},
+    {"num_hashes", index_num_hashes, nullptr, doc::kIndexNumHashes, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
 inline PyType_Slot index_slots[] = {
-    {Py_tp_doc,
-     const_cast<char*>(
-         "PrefixIndex(allocator, record_evicted=False)\n--\n\n"
-         "The cached blocks of a KVAllocator, by block hash.\n\n"
-         "A hash is any bytes; up to 40 bytes cost no memory of their own.\n"
-         "A block has its cache reference exactly while it has an entry here:\n"
-         "the allocator's evictions remove both at once. One for an "
-         "allocator,\n"
-         "made while no block is cached.\n"
-         "`record_evicted` keeps evicted hashes for take_evicted_hashes().")},
+    {Py_tp_doc, const_cast<char*>(doc::kIndex)},
     {Py_tp_new, reinterpret_cast<void*>(index_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(index_dealloc)},
     {Py_tp_methods, index_methods},

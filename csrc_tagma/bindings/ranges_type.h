@@ -7,10 +7,12 @@
 
 #include <Python.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <new>
 
 #include "arguments.h"
+#include "docstrings.h"
 #include "errors.h"
 #include "objects.h"
 
@@ -183,39 +185,22 @@ inline PyObject* ranges_block_ids_into(PyObject* self, PyObject* args,
 }
 
 inline PyMethodDef ranges_methods[] = {
-    {"ranges", ranges_ranges, METH_NOARGS,
-     "ranges($self, /)\n--\n\n"
-     "Return the ranges as a list of (start, count), both in blocks."},
-    {"part", as_method(ranges_part), METH_FASTCALL,
-     "part($self, start, stop, /)\n--\n\n"
-     "Return the blocks at [start, stop) as a view that holds no "
-     "references.\n\n"
-     "The bounds are block indices and behave as in a slice."},
+    {"ranges", ranges_ranges, METH_NOARGS, doc::kRangesRanges},
+    {"part", as_method(ranges_part), METH_FASTCALL, doc::kRangesPart},
     {"block_ids", as_method(ranges_block_ids), METH_VARARGS | METH_KEYWORDS,
-     "block_ids($self, /, start=0, stop=None)\n--\n\n"
-     "Return the ids of the blocks at [start, stop) as a list.\n\n"
-     "The bounds are block indices and behave as in a slice."},
+     doc::kRangesBlockIds},
     {"block_ids_into", as_method(ranges_block_ids_into),
-     METH_VARARGS | METH_KEYWORDS,
-     "block_ids_into($self, /, buffer, start=0, stop=None)\n--\n\n"
-     "Write the ids of the blocks at [start, stop) into an int32 buffer.\n\n"
-     "Fills it from its begin and returns how many ids were written. The\n"
-     "bounds are block indices and behave as in a slice.\n"
-     "Raises ValueError if the buffer is too short, and then writes nothing."},
+     METH_VARARGS | METH_KEYWORDS, doc::kRangesBlockIdsInto},
     {nullptr, nullptr, 0, nullptr},
 };
 
 inline PyGetSetDef ranges_getset[] = {
-    {"num_ranges", ranges_num_ranges, nullptr, "Number of ranges.", nullptr},
+    {"num_ranges", ranges_num_ranges, nullptr, doc::kRangesNumRanges, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
 inline PyType_Slot ranges_slots[] = {
-    {Py_tp_doc,
-     const_cast<char*>("The blocks of one request, in order, as ranges.\n\n"
-                       "Made by KVAllocator.new_ranges(). Only release() drops "
-                       "its references; deleting the object does not. A view, "
-                       "which extend(), match() and part() return, has none.")},
+    {Py_tp_doc, const_cast<char*>(doc::kRanges)},
     {Py_tp_dealloc, reinterpret_cast<void*>(ranges_dealloc)},
     {Py_tp_methods, ranges_methods},
     {Py_tp_getset, ranges_getset},
