@@ -7,6 +7,7 @@
 
 #include <Python.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -17,21 +18,9 @@
 #include "errors.h"
 #include "objects.h"
 #include "ranges_type.h"
+#include "values.h"
 
 namespace vllm::tagma::bindings {
-
-inline PyObject* list_of_blocks(const std::vector<int32_t>& blocks) {
-  PyObject* list = PyList_New(static_cast<Py_ssize_t>(blocks.size()));
-  for (size_t i = 0; list != nullptr && i < blocks.size(); ++i) {
-    PyObject* id = PyLong_FromLong(blocks[i]);
-    if (id == nullptr) {
-      Py_CLEAR(list);
-    } else {
-      PyList_SetItem(list, static_cast<Py_ssize_t>(i), id);
-    }
-  }
-  return list;
-}
 
 inline RangeList reversed(const RangeList& blocks) {
   RangeList result;
@@ -95,10 +84,9 @@ inline void allocator_dealloc(PyObject* self) {
   free_object(self);
 }
 
-inline PyObject* allocator_allocate(PyObject* self, PyObject* const* args,
-                                    Py_ssize_t nargs) {
+inline PyObject* allocator_allocate(PyObject* self, PyObject* arg) {
   int64_t count = 0;
-  if (!check_nargs("allocate", nargs, 1) || !parse_int(args[0], &count)) {
+  if (!parse_int(arg, &count)) {
     return nullptr;
   }
   return guarded([&]() -> PyObject* {
@@ -180,12 +168,8 @@ inline PyObject* allocator_acquire(PyObject* self, PyObject* const* args,
   });
 }
 
-inline PyObject* allocator_release(PyObject* self, PyObject* const* args,
-                                   Py_ssize_t nargs) {
-  if (!check_nargs("release", nargs, 1)) {
-    return nullptr;
-  }
-  RangesObject* request = parse_request(self, args[0]);
+inline PyObject* allocator_release(PyObject* self, PyObject* ranges) {
+  RangesObject* request = parse_request(self, ranges);
   if (request == nullptr) {
     return nullptr;
   }
@@ -194,95 +178,80 @@ inline PyObject* allocator_release(PyObject* self, PyObject* const* args,
   });
 }
 
-// Calls `use(blocks)` with the blocks that the only argument names.
+// Calls `use(blocks)` with the blocks that `arg` names.
 template <typename Use>
-PyObject* with_blocks(const char* name, PyObject* self, PyObject* const* args,
-                      Py_ssize_t nargs, Use use) {
-  if (!check_nargs(name, nargs, 1)) {
-    return nullptr;
-  }
+PyObject* with_blocks(PyObject* self, PyObject* arg, Use use) {
   return guarded([&]() -> PyObject* {
     RangeList blocks;
-    return parse_blocks(self, args[0], &blocks) ? use(blocks) : nullptr;
+    return parse_blocks(self, arg, &blocks) ? use(blocks) : nullptr;
   });
 }
 
-inline PyObject* allocator_retain_blocks(PyObject* self, PyObject* const* args,
-                                         Py_ssize_t nargs) {
-  return with_blocks(
-      "retain_blocks", self, args, nargs, [self](const RangeList& blocks) {
-        return none_or_raise(self, engine_of(self).retain(blocks));
-      });
+inline PyObject* allocator_retain_blocks(PyObject* self, PyObject* block_ids) {
+  return with_blocks(self, block_ids, [self](const RangeList& blocks) {
+    return none_or_raise(self, engine_of(self).retain(blocks));
+  });
 }
 
-inline PyObject* allocator_release_blocks(PyObject* self, PyObject* const* args,
-                                          Py_ssize_t nargs) {
-  return with_blocks(
-      "release_blocks", self, args, nargs, [self](const RangeList& blocks) {
-        // The engine releases a list from its end.
-        RangeList last_first = reversed(blocks);
-        return none_or_raise(self, engine_of(self).release(&last_first));
-      });
+inline PyObject* allocator_release_blocks(PyObject* self, PyObject* block_ids) {
+  return with_blocks(self, block_ids, [self](const RangeList& blocks) {
+    // The engine releases a list from its end.
+    RangeList last_first = reversed(blocks);
+    return none_or_raise(self, engine_of(self).release(&last_first));
+  });
 }
 
-inline PyObject* allocator_cache_blocks(PyObject* self, PyObject* const* args,
-                                        Py_ssize_t nargs) {
-  return with_blocks(
-      "cache_blocks", self, args, nargs, [self](const RangeList& blocks) {
-        return none_or_raise(self, engine_of(self).cache(blocks));
-      });
+inline PyObject* allocator_cache_blocks(PyObject* self, PyObject* block_ids) {
+  return with_blocks(self, block_ids, [self](const RangeList& blocks) {
+    return none_or_raise(self, engine_of(self).cache(blocks));
+  });
 }
 
 inline PyObject* allocator_count_unreferenced(PyObject* self,
-                                              PyObject* const* args,
-                                              Py_ssize_t nargs) {
-  return with_blocks(
-      "count_unreferenced", self, args, nargs, [self](const RangeList& blocks) {
-        return PyLong_FromLongLong(engine_of(self).count_unreferenced(blocks));
-      });
+                                              PyObject* block_ids) {
+  return with_blocks(self, block_ids, [self](const RangeList& blocks) {
+    return PyLong_FromLongLong(engine_of(self).count_unreferenced(blocks));
+  });
 }
 
-inline PyObject* allocator_cache(PyObject* self, PyObject* const* args,
-                                 Py_ssize_t nargs) {
+// Calls `use(block)` with the block that `arg` names.
+template <typename Use>
+PyObject* with_block(PyObject* self, PyObject* arg, Use use) {
   int32_t block = 0;
-  if (!check_nargs("cache", nargs, 1) || !parse_block(self, args[0], &block)) {
-    return nullptr;
-  }
-  return none_or_raise(self, engine_of(self).cache(block));
+  return parse_block(self, arg, &block) ? use(block) : nullptr;
 }
 
-inline PyObject* allocator_uncache(PyObject* self, PyObject* const* args,
-                                   Py_ssize_t nargs) {
-  int32_t block = 0;
-  if (!check_nargs("uncache", nargs, 1) ||
-      !parse_block(self, args[0], &block)) {
-    return nullptr;
-  }
-  return none_or_raise(self, engine_of(self).uncache(block));
+inline PyObject* allocator_cache(PyObject* self, PyObject* block_id) {
+  return with_block(self, block_id, [self](int32_t block) {
+    return none_or_raise(self, engine_of(self).cache(block));
+  });
 }
 
-inline PyObject* allocator_is_cached(PyObject* self, PyObject* const* args,
-                                     Py_ssize_t nargs) {
-  int32_t block = 0;
-  if (!check_nargs("is_cached", nargs, 1) ||
-      !parse_block(self, args[0], &block)) {
-    return nullptr;
-  }
-  return PyBool_FromLong(engine_of(self).is_cached(block));
+inline PyObject* allocator_uncache(PyObject* self, PyObject* block_id) {
+  return with_block(self, block_id, [self](int32_t block) {
+    return none_or_raise(self, engine_of(self).uncache(block));
+  });
 }
 
-inline PyObject* allocator_ref_count(PyObject* self, PyObject* const* args,
-                                     Py_ssize_t nargs) {
-  int32_t block = 0;
-  if (!check_nargs("ref_count", nargs, 1) ||
-      !parse_block(self, args[0], &block)) {
-    return nullptr;
-  }
-  return PyLong_FromLong(engine_of(self).ref_count(block));
+inline PyObject* allocator_is_cached(PyObject* self, PyObject* block_id) {
+  return with_block(self, block_id, [self](int32_t block) {
+    return PyBool_FromLong(engine_of(self).is_cached(block));
+  });
+}
+
+inline PyObject* allocator_ref_count(PyObject* self, PyObject* block_id) {
+  return with_block(self, block_id, [self](int32_t block) {
+    return PyLong_FromLong(engine_of(self).ref_count(block));
+  });
 }
 
 inline PyObject* allocator_take_evicted(PyObject* self, PyObject*) {
-  PyObject* list = list_of_blocks(engine_of(self).evicted());
+  const std::vector<int32_t>& evicted = engine_of(self).evicted();
+  PyObject* list = list_of(evicted.size(), [&](auto add) {
+    return std::all_of(evicted.begin(), evicted.end(), [&](int32_t block) {
+      return add(PyLong_FromLong(block));
+    });
+  });
   if (list != nullptr) {
     engine_of(self).clear_evicted();
   }
@@ -292,17 +261,6 @@ inline PyObject* allocator_take_evicted(PyObject* self, PyObject*) {
 inline PyObject* allocator_clear_evicted(PyObject* self, PyObject*) {
   engine_of(self).clear_evicted();
   Py_RETURN_NONE;
-}
-
-// Puts `value`, a new reference or null, into the dict. PyDict_SetItemString()
-// would intern the key: a dead entry in Python's table of interned strings for
-// each dict that is dropped, which makes that table double in the end.
-inline bool set_item(PyObject* dict, const char* key, PyObject* value) {
-  PyObject* name = value != nullptr ? PyUnicode_FromString(key) : nullptr;
-  const bool ok = name != nullptr && PyDict_SetItem(dict, name, value) == 0;
-  Py_XDECREF(name);
-  Py_XDECREF(value);
-  return ok;
 }
 
 inline PyObject* allocator_stats(PyObject* self, PyObject*) {
@@ -372,8 +330,7 @@ PyObject* allocator_get(PyObject* self, void*) {
 }
 
 inline PyMethodDef allocator_methods[] = {
-    {"allocate", as_method(allocator_allocate), METH_FASTCALL,
-     doc::kAllocatorAllocate},
+    {"allocate", allocator_allocate, METH_O, doc::kAllocatorAllocate},
     {"new_ranges", allocator_new_ranges, METH_NOARGS, doc::kAllocatorNewRanges},
     {"extend", as_method(allocator_extend), METH_FASTCALL,
      doc::kAllocatorExtend},
@@ -381,23 +338,19 @@ inline PyMethodDef allocator_methods[] = {
     {"stats", allocator_stats, METH_NOARGS, doc::kAllocatorStats},
     {"acquire", as_method(allocator_acquire), METH_FASTCALL,
      doc::kAllocatorAcquire},
-    {"release", as_method(allocator_release), METH_FASTCALL,
-     doc::kAllocatorRelease},
-    {"retain_blocks", as_method(allocator_retain_blocks), METH_FASTCALL,
+    {"release", allocator_release, METH_O, doc::kAllocatorRelease},
+    {"retain_blocks", allocator_retain_blocks, METH_O,
      doc::kAllocatorRetainBlocks},
-    {"release_blocks", as_method(allocator_release_blocks), METH_FASTCALL,
+    {"release_blocks", allocator_release_blocks, METH_O,
      doc::kAllocatorReleaseBlocks},
-    {"cache", as_method(allocator_cache), METH_FASTCALL, doc::kAllocatorCache},
-    {"cache_blocks", as_method(allocator_cache_blocks), METH_FASTCALL,
+    {"cache", allocator_cache, METH_O, doc::kAllocatorCache},
+    {"cache_blocks", allocator_cache_blocks, METH_O,
      doc::kAllocatorCacheBlocks},
-    {"count_unreferenced", as_method(allocator_count_unreferenced),
-     METH_FASTCALL, doc::kAllocatorCountUnreferenced},
-    {"uncache", as_method(allocator_uncache), METH_FASTCALL,
-     doc::kAllocatorUncache},
-    {"is_cached", as_method(allocator_is_cached), METH_FASTCALL,
-     doc::kAllocatorIsCached},
-    {"ref_count", as_method(allocator_ref_count), METH_FASTCALL,
-     doc::kAllocatorRefCount},
+    {"count_unreferenced", allocator_count_unreferenced, METH_O,
+     doc::kAllocatorCountUnreferenced},
+    {"uncache", allocator_uncache, METH_O, doc::kAllocatorUncache},
+    {"is_cached", allocator_is_cached, METH_O, doc::kAllocatorIsCached},
+    {"ref_count", allocator_ref_count, METH_O, doc::kAllocatorRefCount},
     {"take_evicted", allocator_take_evicted, METH_NOARGS,
      doc::kAllocatorTakeEvicted},
     {"clear_evicted", allocator_clear_evicted, METH_NOARGS,

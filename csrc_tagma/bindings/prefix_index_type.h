@@ -19,6 +19,7 @@
 #include "errors.h"
 #include "objects.h"
 #include "ranges_type.h"
+#include "values.h"
 
 namespace vllm::tagma::bindings {
 
@@ -170,16 +171,15 @@ inline PyObject* index_insert(PyObject* self, PyObject* const* args,
   return done;
 }
 
-inline PyObject* index_erase(PyObject* self, PyObject* block) {
-  return allocator_uncache(pool_of(self), &block, 1);
+inline PyObject* index_erase(PyObject* self, PyObject* block_id) {
+  return allocator_uncache(pool_of(self), block_id);
 }
 
 inline PyObject* index_evict(PyObject* self, PyObject* block_ids) {
   PyObject* pool = pool_of(self);
-  return with_blocks(
-      "evict", pool, &block_ids, 1, [pool](const RangeList& blocks) {
-        return none_or_raise(pool, engine_of(pool).uncache(blocks));
-      });
+  return with_blocks(pool, block_ids, [pool](const RangeList& blocks) {
+    return none_or_raise(pool, engine_of(pool).uncache(blocks));
+  });
 }
 
 inline PyObject* index_clear(PyObject* self, PyObject*) {
@@ -199,31 +199,24 @@ inline PyObject* index_find(PyObject* self, PyObject* hash) {
   return PyLong_FromLong(block);
 }
 
-inline PyObject* bytes_of(BlockKey key) {
-  return PyBytes_FromStringAndSize(key.data(),
-                                   static_cast<Py_ssize_t>(key.size()));
+inline PyObject* index_hash_of(PyObject* self, PyObject* block_id) {
+  const PrefixIndex& index = index_of(self);
+  return with_block(pool_of(self), block_id, [&](int32_t block) -> PyObject* {
+    if (!index.contains(block)) {
+      Py_RETURN_NONE;
+    }
+    return bytes_of(index.key_of(block));
+  });
 }
 
-inline PyObject* index_hash_of(PyObject* self, PyObject* arg) {
-  int32_t block = 0;
-  if (!parse_block(pool_of(self), arg, &block)) {
-    return nullptr;
-  }
-  if (!index_of(self).contains(block)) {
-    Py_RETURN_NONE;
-  }
-  return bytes_of(index_of(self).key_of(block));
-}
-
-inline PyObject* index_position_of(PyObject* self, PyObject* arg) {
-  int32_t block = 0;
-  if (!parse_block(pool_of(self), arg, &block)) {
-    return nullptr;
-  }
-  if (!index_of(self).contains(block)) {
-    Py_RETURN_NONE;
-  }
-  return PyLong_FromLong(index_of(self).position_of(block));
+inline PyObject* index_position_of(PyObject* self, PyObject* block_id) {
+  const PrefixIndex& index = index_of(self);
+  return with_block(pool_of(self), block_id, [&](int32_t block) -> PyObject* {
+    if (!index.contains(block)) {
+      Py_RETURN_NONE;
+    }
+    return PyLong_FromLong(index.position_of(block));
+  });
 }
 
 inline PyObject* index_num_hashes(PyObject* self, void*) {
@@ -238,19 +231,12 @@ inline PyObject* index_take_evicted_hashes(PyObject* self, PyObject*) {
                     "PrefixIndex(allocator, record_evicted=True)");
     return nullptr;
   }
-  PyObject* list = PyList_New(static_cast<Py_ssize_t>(index.num_evicted()));
-  if (list == nullptr) {
-    return nullptr;
-  }
-  Py_ssize_t i = 0;
-  const bool ok = index.for_each_evicted([&](BlockKey key) {
-    PyObject* hash = bytes_of(key);
-    return hash != nullptr && PyList_SetItem(list, i++, hash) == 0;
+  PyObject* list = list_of(index.num_evicted(), [&](auto add) {
+    return index.for_each_evicted(
+        [&](BlockKey key) { return add(bytes_of(key)); });
   });
-  if (ok) {
+  if (list != nullptr) {
     index.clear_evicted();
-  } else {
-    Py_CLEAR(list);
   }
   return list;
 }

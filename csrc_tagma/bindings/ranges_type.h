@@ -15,12 +15,9 @@
 #include "docstrings.h"
 #include "errors.h"
 #include "objects.h"
+#include "values.h"
 
 namespace vllm::tagma::bindings {
-
-inline PyObject* tuple_of(const Range& range) {
-  return Py_BuildValue("(ii)", range.start, range.count);
-}
 
 inline PyObject* new_ranges_object(AllocatorObject* allocator, bool is_view) {
   PyObject* self = allocate_object(allocator->state->ranges_type);
@@ -63,16 +60,11 @@ inline PyObject* ranges_num_ranges(PyObject* self, void*) {
 
 inline PyObject* ranges_ranges(PyObject* self, PyObject*) {
   const RangeVector& ranges = as_ranges(self)->blocks.ranges();
-  PyObject* list = PyList_New(static_cast<Py_ssize_t>(ranges.size()));
-  for (size_t i = 0; list != nullptr && i < ranges.size(); ++i) {
-    PyObject* pair = tuple_of(ranges[i]);
-    if (pair == nullptr) {
-      Py_CLEAR(list);
-    } else {
-      PyList_SetItem(list, static_cast<Py_ssize_t>(i), pair);
-    }
-  }
-  return list;
+  return list_of(ranges.size(), [&](auto add) {
+    return std::all_of(ranges.begin(), ranges.end(), [&](const Range& range) {
+      return add(tuple_of(range));
+    });
+  });
 }
 
 // Resolves the bounds of a part of a request's blocks.
@@ -102,20 +94,12 @@ inline PyObject* ranges_block_ids(PyObject* self, PyObject* args,
       !parse_part(self, start_arg, stop_arg, &start, &stop)) {
     return nullptr;
   }
-  PyObject* list = PyList_New(stop - start);
-  if (list == nullptr) {
-    return nullptr;
-  }
-  Py_ssize_t i = 0;
-  const bool ok =
-      as_ranges(self)->blocks.for_each(start, stop, [&](int32_t block) {
-        PyObject* id = PyLong_FromLong(block);
-        return id != nullptr && PyList_SetItem(list, i++, id) == 0;
-      });
-  if (!ok) {
-    Py_CLEAR(list);
-  }
-  return list;
+  const RangeList& blocks = as_ranges(self)->blocks;
+  return list_of(stop - start, [&](auto add) {
+    return blocks.for_each(start, stop, [&](int32_t block) {
+      return add(PyLong_FromLong(block));
+    });
+  });
 }
 
 inline PyObject* ranges_part(PyObject* self, PyObject* const* args,
