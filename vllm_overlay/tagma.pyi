@@ -283,6 +283,10 @@ class PrefixIndex:
     its cache reference exactly while it has an entry here: the allocator's
     evictions remove both at once. The length is the number of these blocks.
 
+    Hashes are looked up by SipHash-1-3 with a secret of the process, as Python's
+    own are: random, or from `PYTHONHASHSEED` where that is set to a number. Who
+    does not know it cannot make up prompts whose look-ups are slow.
+
     Args:
         allocator: Has one index at most. Its pool must have no cached block
             yet. It keeps the index for as long as it lives itself.
@@ -344,6 +348,12 @@ class PrefixIndex:
 
     def find(self, hash: bytes, /) -> int | None:
         """Return the block inserted first under the hash, or None."""
+
+    def count_probes(self, hash: bytes, /) -> int:
+        """Return how many cached hashes a look-up of the hash is compared with.
+
+        For tests: what it costs, without a clock.
+        """
 
     def hash_of(self, block_id: int, /) -> bytes | None:
         """Return the hash that the block is cached under, or None."""

@@ -292,6 +292,10 @@ A hash is any bytes; up to 40 bytes cost no memory of their own. A block has
 its cache reference exactly while it has an entry here: the allocator's
 evictions remove both at once. The length is the number of these blocks.
 
+Hashes are looked up by SipHash-1-3 with a secret of the process, as Python's
+own are: random, or from `PYTHONHASHSEED` where that is set to a number. Who
+does not know it cannot make up prompts whose look-ups are slow.
+
 Args:
     allocator: Has one index at most. Its pool must have no cached block
         yet. It keeps the index for as long as it lives itself.
@@ -351,6 +355,13 @@ inline constexpr char kIndexFind[] = R"(find($self, hash, /)
 --
 
 Return the block inserted first under the hash, or None.)";
+
+inline constexpr char kIndexCountProbes[] = R"(count_probes($self, hash, /)
+--
+
+Return how many cached hashes a look-up of the hash is compared with.
+
+For tests: what it costs, without a clock.)";
 
 inline constexpr char kIndexHashOf[] = R"(hash_of($self, block_id, /)
 --

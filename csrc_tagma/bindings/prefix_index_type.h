@@ -17,6 +17,7 @@
 #include "arguments.h"
 #include "docstrings.h"
 #include "errors.h"
+#include "hash_secret.h"
 #include "objects.h"
 #include "ranges_type.h"
 #include "values.h"
@@ -41,6 +42,10 @@ inline PyObject* index_new(PyTypeObject* type, PyObject* args,
                     "allocator has a PrefixIndex already; share that one");
     return nullptr;
   }
+  HashSecret secret;
+  if (!make_secret(&secret)) {
+    return nullptr;
+  }
   PyObject* self = allocate_object(reinterpret_cast<PyObject*>(type));
   if (self == nullptr) {
     return nullptr;
@@ -49,7 +54,8 @@ inline PyObject* index_new(PyTypeObject* type, PyObject* args,
   Py_INCREF(pool);
   PyObject* ready = guarded([&]() -> PyObject* {
     as_index(self)->keys = new std::vector<BlockKey>;
-    auto index = std::make_unique<PrefixIndex>(allocator->engine->num_blocks());
+    auto index =
+        std::make_unique<PrefixIndex>(allocator->engine->num_blocks(), secret);
     index->record_evicted(record_evicted != 0);
     if (const Result attached = allocator->engine->attach(index.get());
         !attached.ok()) {
@@ -199,6 +205,13 @@ inline PyObject* index_find(PyObject* self, PyObject* hash) {
   return PyLong_FromLong(block);
 }
 
+inline PyObject* index_count_probes(PyObject* self, PyObject* hash) {
+  BlockKey key;
+  return parse_key(hash, &key)
+             ? PyLong_FromLong(index_of(self).count_probes(key))
+             : nullptr;
+}
+
 inline PyObject* index_hash_of(PyObject* self, PyObject* block_id) {
   const PrefixIndex& index = index_of(self);
   return with_block(pool_of(self), block_id, [&](int32_t block) -> PyObject* {
@@ -249,6 +262,7 @@ inline PyMethodDef index_methods[] = {
     {"evict", index_evict, METH_O, doc::kIndexEvict},
     {"clear", index_clear, METH_NOARGS, doc::kIndexClear},
     {"find", index_find, METH_O, doc::kIndexFind},
+    {"count_probes", index_count_probes, METH_O, doc::kIndexCountProbes},
     {"hash_of", index_hash_of, METH_O, doc::kIndexHashOf},
     {"position_of", index_position_of, METH_O, doc::kIndexPositionOf},
     {"take_evicted_hashes", index_take_evicted_hashes, METH_NOARGS,
