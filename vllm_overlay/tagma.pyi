@@ -28,7 +28,8 @@ class KVRanges:
 
     Made by `KVAllocator.new_ranges()`. Only `release()` drops its references;
     deleting the object does not. A view, which `extend()`, `match()` and
-    `part()` return, has none.
+    `part()` return, has none. An index gives a block's id, in O(log ranges);
+    slices are not supported.
     """
 
     @property
@@ -36,9 +37,7 @@ class KVRanges:
         """Number of ranges."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, i: int, /) -> int:
-        """Return the id of a block; O(log ranges). Slices are not supported."""
-
+    def __getitem__(self, i: int, /) -> int: ...
     def __iter__(self) -> Iterator[int]: ...
     def ranges(self) -> list[tuple[int, int]]:
         """Return the ranges as a list of (start, count), both in blocks."""
@@ -79,22 +78,19 @@ class KVAllocator:
 
     A block has up to 32,767 request references and at most one cache
     reference. With neither it is free; with the cache reference only, it is
-    cache-only and may be evicted.
+    cache-only and may be evicted. At first every block is free.
+
+    Args:
+        num_blocks: Size of the pool; block ids are in [0, num_blocks).
+        alignment: What allocated starts and counts are multiples of, in
+            blocks. Must divide `num_blocks`.
+        max_ranges: Most ranges that a request may have; 0 means no cap.
+
     """
 
     def __new__(
         cls, num_blocks: int, alignment: int = 1, max_ranges: int = 256
-    ) -> KVAllocator:
-        """Make a pool in which every block is free.
-
-        Args:
-            num_blocks: Size of the pool; block ids are in [0, num_blocks).
-            alignment: What allocated starts and counts are multiples of, in
-                blocks. Must divide `num_blocks`.
-            max_ranges: Most ranges that a request may have; 0 means no cap.
-
-        """
-
+    ) -> KVAllocator: ...
     @property
     def num_blocks(self) -> int:
         """Number of blocks in the pool."""
@@ -285,24 +281,23 @@ class PrefixIndex:
 
     A hash is any bytes; up to 40 bytes cost no memory of their own. A block has
     its cache reference exactly while it has an entry here: the allocator's
-    evictions remove both at once.
+    evictions remove both at once. The length is the number of these blocks.
+
+    Hashes are looked up by SipHash-1-3 with a secret of the process, as Python's
+    own are: random, or from `PYTHONHASHSEED` where that is set to a number. Who
+    does not know it cannot make up prompts whose look-ups are slow.
+
+    Args:
+        allocator: Has one index at most. Its pool must have no cached block
+            yet. It keeps the index for as long as it lives itself.
+        record_evicted: Keep evicted hashes for `take_evicted_hashes()`.
+
     """
 
     def __new__(
         cls, allocator: KVAllocator, record_evicted: bool = False
-    ) -> PrefixIndex:
-        """Make the index of the allocator, which has one at most.
-
-        Args:
-            allocator: Its pool must have no cached block yet. It keeps the index
-                for as long as it lives itself.
-            record_evicted: Keep evicted hashes for `take_evicted_hashes()`.
-
-        """
-
-    def __len__(self) -> int:
-        """Return the number of blocks with an entry."""
-
+    ) -> PrefixIndex: ...
+    def __len__(self) -> int: ...
     @property
     def num_hashes(self) -> int:
         """Number of different hashes that blocks are cached under."""
@@ -354,6 +349,12 @@ class PrefixIndex:
     def find(self, hash: bytes, /) -> int | None:
         """Return the block inserted first under the hash, or None."""
 
+    def count_probes(self, hash: bytes, /) -> int:
+        """Return how many cached hashes a look-up of the hash is compared with.
+
+        For tests: what it costs, without a clock.
+        """
+
     def hash_of(self, block_id: int, /) -> bytes | None:
         """Return the hash that the block is cached under, or None."""
 
@@ -373,25 +374,23 @@ class PrefixIndex:
 
 @final
 class CoordMap:
-    """Where a token's KV data lies in one buffer that holds all layers."""
+    """Where a token's KV data lies in one buffer that holds all layers.
+
+    Args:
+        num_layers: Number of layers.
+        num_blocks: Number of blocks in each layer.
+        block_size: Number of tokens in a block.
+        bytes_per_token: Size of a token's KV data in one layer, in bytes.
+
+    Raises:
+        ValueError: One is below 1, or the size in bytes, the product of all
+            four, is 2**63 or more.
+
+    """
 
     def __new__(
         cls, num_layers: int, num_blocks: int, block_size: int, bytes_per_token: int
-    ) -> CoordMap:
-        """Make the map of a buffer.
-
-        Args:
-            num_layers: Number of layers.
-            num_blocks: Number of blocks in each layer.
-            block_size: Number of tokens in a block.
-            bytes_per_token: Size of a token's KV data in one layer, in bytes.
-
-        Raises:
-            ValueError: One is below 1, or the size in bytes, the product of all
-                four, is 2**63 or more.
-
-        """
-
+    ) -> CoordMap: ...
     def index(self, layer: int, block: int, token: int, /) -> int:
         """Return (layer * num_blocks + block) * block_size + token, in tokens.
 

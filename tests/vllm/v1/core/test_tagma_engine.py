@@ -10,6 +10,8 @@ import array
 import gc
 import hashlib
 import itertools
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -506,6 +508,79 @@ def test_eviction_removes_entries_in_the_same_call():
     pool.check_invariants()
 
 
+# Fills a pool with half random hashes, half ones that Python's own hash function
+# has in one bucket, and prints how many hashes a look-up is compared with, at most
+# and on average: first for the random half, then for the other.
+FLOOD = """
+import importlib.util
+import os
+
+spec = importlib.util.spec_from_file_location("tagma", {path!r})
+tagma = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tagma)
+buckets = 512
+half = buckets // 2
+flood = []
+while len(flood) < half:
+    key = os.urandom({size})
+    if hash(key) % buckets == 0:
+        flood.append(key)
+keys = [os.urandom({size}) for _ in range(half)] + flood
+pool = tagma.KVAllocator(buckets)
+index = tagma.PrefixIndex(pool)
+request = pool.new_ranges()
+pool.extend(request, buckets)
+index.insert(request, keys, 0, buckets)
+for part in keys[:half], keys[half:]:
+    probes = [index.count_probes(key) for key in part]
+    print(max(probes), sum(probes) / half)
+"""
+
+
+def probes_of_flood(size: int, hash_seed: str | None, *options: str):
+    """Most and mean probes in a Python of its own: of random and of chosen hashes."""
+    env = dict(os.environ)
+    env.pop("PYTHONHASHSEED", None)
+    if hash_seed is not None:
+        env["PYTHONHASHSEED"] = hash_seed
+    # Without the package, which takes seconds to import.
+    code = FLOOD.format(path=tagma.__file__, size=size)
+    output = subprocess.check_output([sys.executable, *options, "-c", code], env=env)
+    (most, mean), (flood_most, flood_mean) = (
+        map(float, line.split()) for line in output.splitlines()
+    )
+    return most, mean, flood_most, flood_mean
+
+
+# The lengths of xxhash and sha256, without and with the id of a KV cache group.
+@pytest.mark.parametrize("size", [16, 20, 32, 36])
+@pytest.mark.parametrize("hash_seed", [None, "random"])
+def test_chosen_hashes_cost_no_more_probes_than_random_ones(size, hash_seed):
+    """Each process has a secret of its own, which not even `hash()` tells."""
+    most, mean, flood_most, flood_mean = probes_of_flood(size, hash_seed)
+    assert max(most, flood_most) <= 12
+    assert flood_mean <= 1.5 * mean < 3
+
+
+requires_siphash13 = pytest.mark.skipif(
+    sys.hash_info.algorithm != "siphash13",
+    reason="this Python hashes by another function, so that no seed is its own",
+)
+
+
+@requires_siphash13
+@pytest.mark.parametrize("hash_seed", ["0", "1", "4294967295"])
+def test_the_secret_is_pythons_where_a_hash_seed_is_set(hash_seed):
+    _, _, flood_most, _ = probes_of_flood(32, hash_seed)
+    assert flood_most >= 256
+
+
+@pytest.mark.parametrize("option", ["-E", "-R"])
+def test_a_hash_seed_that_python_leaves_aside_counts_for_nothing(option):
+    _, _, flood_most, _ = probes_of_flood(32, "0", option)
+    assert flood_most <= 12
+
+
 def test_the_first_block_inserted_under_a_hash_is_found():
     pool = KVAllocator(8)
     index = PrefixIndex(pool)
@@ -738,14 +813,6 @@ def test_threads_share_a_pool_under_the_gil():
     pool.check_invariants()
     assert pool.num_free_blocks == 4096
     assert len(index) == pool.num_cache_only_blocks
-
-
-def test_module_documents_units_and_the_gil():
-    assert "KV blocks" in tagma.__doc__ and "GIL" in tagma.__doc__
-    for owner in (KVAllocator, KVRanges, PrefixIndex, CoordMap):
-        for name, member in vars(owner).items():
-            if not name.startswith("__"):
-                assert member.__doc__, name
 
 
 NUM_BLOCKS = 24
