@@ -17,7 +17,7 @@ from checkout import (
     tree_id,
 )
 
-from tools.base.project import Project
+from tools.base.project import LOCK_WAIT, Project
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +27,12 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a test holds a lock, others are refused, under `tools test` too."""
+    monkeypatch.delenv(LOCK_WAIT, raising=False)
 
 
 @pytest.fixture
