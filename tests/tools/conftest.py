@@ -16,8 +16,15 @@ from checkout import (
     make_sdist,
     tree_id,
 )
+from hypothesis import HealthCheck, settings
 
 from tools.base.project import LOCK_WAIT, Project
+
+# A busy machine is no reason to fail.
+settings.register_profile(
+    "without a clock", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("without a clock")
 
 
 @pytest.fixture(autouse=True)
