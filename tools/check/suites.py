@@ -107,7 +107,7 @@ def of_overlays(project: Project, python: Path) -> Suite:
 
     Args:
         project: The project, with an applied tree.
-        python: That of the environment that serves; kernels run in Triton's interpreter.
+        python: That of the environment that serves.
     """
     folder = _beside(project, "overlay-tests")
     variables = {"TRITON_INTERPRET": "1", "PYTHONPATH": str(folder)}
