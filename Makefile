@@ -82,7 +82,7 @@ lock: $(READY) ## the environments' lock files, from the package index
 	$(TOOLS) lock
 
 style: $(READY) ## ruff, mypy and clang-format
-	$(TOOLS) test lint
+	$(TOOLS) style
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.* ## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 26

@@ -16,8 +16,15 @@ from checkout import (
     make_sdist,
     tree_id,
 )
+from hypothesis import HealthCheck, settings
 
-from tools.base.project import Project
+from tools.base.project import LOCK_WAIT, Project
+
+# A busy machine is no reason to fail.
+settings.register_profile(
+    "without a clock", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("without a clock")
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +34,12 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a test holds a lock, others are refused, under `tools test` too."""
+    monkeypatch.delenv(LOCK_WAIT, raising=False)
 
 
 @pytest.fixture

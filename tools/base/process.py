@@ -7,9 +7,10 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from tools.base import fault
 from tools.base.errors import ToolError
@@ -112,17 +113,27 @@ def run(
     return result
 
 
-def run_visibly(argv: Sequence[str | Path], *, to_stderr: bool = False) -> int:
+def run_visibly(
+    argv: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    to_stderr: bool = False,
+) -> int:
     """Run a program whose output is the user's to read; return its status.
 
     Args:
         argv: The program and its arguments.
+        cwd: Working directory.
+        env: The whole environment of the process; None inherits ours.
         to_stderr: Send its standard output to our standard error.
     """
     args = [str(arg) for arg in argv]
-    log.debug("run visibly %s", shlex.join(args))
+    log.debug("run visibly %s (in %s)", shlex.join(args), cwd or Path.cwd())
     return subprocess.run(
         args,
+        cwd=cwd,
+        env=dict(env) if env is not None else None,
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr if to_stderr else None,
         check=False,
@@ -184,17 +195,23 @@ def run_watched(
 
 
 def start(
-    argv: Sequence[str | Path], *, env: Mapping[str, str], output: Path
+    argv: Sequence[str | Path],
+    *,
+    env: Mapping[str, str],
+    output: Path | BinaryIO,
+    cwd: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a program in a session of its own, both streams going to `output`.
 
     A session of its own lets the caller end the program with all its children.
     """
     args = [str(arg) for arg in argv]
-    log.debug("start %s", shlex.join(args))
-    with output.open("wb") as sink:
+    log.debug("start %s (in %s)", shlex.join(args), cwd or Path.cwd())
+    opened = output.open("wb") if isinstance(output, Path) else nullcontext(output)
+    with opened as sink:
         return subprocess.Popen(
             args,
+            cwd=cwd,
             env=dict(env),
             stdin=subprocess.DEVNULL,
             stdout=sink,

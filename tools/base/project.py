@@ -15,6 +15,9 @@ from tools.base.process import inherited, run
 
 # The checkout that holds these tools.
 CHECKOUT = Path(__file__).parents[2]
+# How long to wait for another run on the same build folder, in seconds. A user is
+# told at once; the jobs of `test` wait for each other.
+LOCK_WAIT = "TAGMA_LOCK_WAIT"
 _LOCK_WAIT_S = 1.0
 
 
@@ -138,8 +141,9 @@ class Project:
 
 
 def _lock(descriptor: int, build: Path) -> None:
-    """Lock a file, waiting a moment: what a killed run left ends in no time."""
-    deadline = time.monotonic() + _LOCK_WAIT_S
+    """Lock a file, waiting a moment at least: what a killed run left ends soon."""
+    wait_s = float(os.environ.get(LOCK_WAIT) or _LOCK_WAIT_S)
+    deadline = time.monotonic() + wait_s
     while True:
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

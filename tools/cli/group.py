@@ -15,6 +15,7 @@ from tools.base.errors import ToolError
 from tools.base.outcome import Outcome, Report
 from tools.base.project import CHECKOUT, Project
 from tools.cli.options import Settings
+from tools.cli.sections import SECTIONS
 
 _COMMANDS = CHECKOUT / "tools" / "commands"
 _COMPLETE = "_TAGMA_COMPLETE"
@@ -39,6 +40,23 @@ class LazyGroup(click.Group):
         command = module.command
         assert isinstance(command, click.Command)
         return command
+
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        """Write the commands by what one wants to do."""
+        widest = max(map(len, self.list_commands(ctx)))
+        room = formatter.width - widest - 6
+        for title, names in SECTIONS.items():
+            commands = {name: self.get_command(ctx, name) for name in names}
+            with formatter.section(title.capitalize()):
+                formatter.write_dl(
+                    [
+                        (name.ljust(widest), command.get_short_help_str(room))
+                        for name, command in commands.items()
+                        if command
+                    ]
+                )
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run a command; this is the one place where errors become output."""

@@ -45,11 +45,11 @@ def command(settings: Settings, as_json: bool) -> None:
     with project.lock():
         Tree(project).apply(Sdist(project.cache))
         path = extension.build(project)
-    oldest = lockfile.pythons(lockfile.PYTHONS[:1])
-    abi3audit = cmake.tool("abi3audit")
-    run([abi3audit, "--strict", "--assume-minimum-abi3", oldest, path])
-    pythons = _find_pythons()
-    loaded = {name: _load(python, path) for name, python in pythons.items()}
+        # The next build puts another file in its place, so none may begin meanwhile.
+        oldest = lockfile.pythons(lockfile.PYTHONS[:1])
+        abi3audit = cmake.tool("abi3audit")
+        run([abi3audit, "--strict", "--assume-minimum-abi3", oldest, path])
+        loaded = {name: _load(python, path) for name, python in _find_pythons().items()}
     wanted = [lockfile.pythons([version]) for version in lockfile.PYTHONS]
     missing = [name for name in wanted if name not in loaded]
     details = [f"abi3audit --strict: nothing beyond the limited API of {oldest}"]

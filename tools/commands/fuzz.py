@@ -4,6 +4,7 @@ import click
 
 from tools.base import console
 from tools.base.outcome import Outcome, Report
+from tools.check import packages
 from tools.cli.options import Settings, json_option
 from tools.measure.fuzzer import Fuzzed, Fuzzer
 
@@ -28,10 +29,20 @@ from tools.measure.fuzzer import Fuzzed, Fuzzer
     is_flag=True,
     help="Then make the committed corpus a small one that reaches as much.",
 )
+@click.option(
+    "--install",
+    is_flag=True,
+    help="As root on Debian or Ubuntu, install clang and its fuzzer if missing.",
+)
 @json_option
 @click.pass_context
 def command(
-    ctx: click.Context, seconds: int, seed: int, save: bool, as_json: bool
+    ctx: click.Context,
+    seconds: int,
+    seed: int,
+    save: bool,
+    install: bool,
+    as_json: bool,
 ) -> None:
     """Feed the engine random operations, and check each against a model.
 
@@ -42,6 +53,8 @@ def command(
     """
     settings: Settings = ctx.obj
     project = settings.project
+    if install:
+        packages.install_fuzzer()
     # Not while it runs: that can take long, and changes nothing others use.
     with project.lock():
         fuzzer = Fuzzer.build(project)

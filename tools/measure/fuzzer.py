@@ -11,7 +11,7 @@ from typing import Any
 from tools.base import console
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
-from tools.base.process import find_program, run, run_watched
+from tools.base.process import Completed, find_program, run, run_watched
 from tools.base.project import Project
 from tools.compile import cmake
 
@@ -159,6 +159,21 @@ class Fuzzer:
         return len(list(self.seeds.iterdir()))
 
 
+def is_available() -> bool:
+    """Whether there is a clang++ with libFuzzer."""
+    compiler = find_program("clang++")
+    return compiler is not None and _probe(compiler).status == 0
+
+
+def _probe(compiler: Path) -> Completed:
+    """Link an empty target."""
+    return run(
+        [compiler, "-fsanitize=fuzzer,address", "-x", "c++", "-", "-o", os.devnull],
+        stdin=_PROBE,
+        check=False,
+    )
+
+
 def _require_clang() -> Path:
     """Return a clang++ that has libFuzzer.
 
@@ -172,11 +187,7 @@ def _require_clang() -> Path:
             "clang++ is not installed, and libFuzzer is a part of clang",
             ("Install it, for example: apt-get install clang libclang-rt-14-dev",),
         )
-    probe = run(
-        [compiler, "-fsanitize=fuzzer,address", "-x", "c++", "-", "-o", os.devnull],
-        stdin=_PROBE,
-        check=False,
-    )
+    probe = _probe(compiler)
     if probe.status != 0:
         version = run([compiler, "-dumpversion"], check=False).text.split(".")[0]
         raise ToolError(

@@ -13,6 +13,7 @@ from tools.base.outcome import Outcome
 from tools.base.process import run_visibly
 from tools.base.project import Project
 from tools.compile import extension
+from tools.tree import overlay
 
 # A server starts only with the packages that its own release names.
 _NEED_ITS_PACKAGES = (
@@ -65,11 +66,7 @@ def run(
         args: More arguments for pytest.
         to_stderr: Send what pytest says to standard error.
     """
-    base = project.root / "tests" / "vllm"
-    tests = [
-        str(folder / "tests" / path.relative_to(base))
-        for path in sorted(base.rglob("test_*.py"))
-    ]
+    tests = [str(folder / test) for test in overlay.tests(project.root)]
     command = ["env", f"PYTHONPATH={folder}", "TRITON_INTERPRET=1"]
     command += [str(environment / "bin" / "python"), "-m", "pytest", "-q"]
     command += ["-p", "no:cacheprovider", "-c", str(project.tree / "pyproject.toml")]

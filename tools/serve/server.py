@@ -8,12 +8,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import requests
 
-from tools.base import console
+from tools.base import console, signals
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
 from tools.base.process import start
@@ -23,7 +22,6 @@ from tools.serve.port import ADDRESS
 _POLL_S = 0.25
 _STOP_S = 20.0
 _CONNECT_AND_READ_S = (10.0, 300.0)
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Server:
@@ -176,25 +174,10 @@ def running(
         ToolError: It does not come up.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with _signals_raise():
+    with signals.raised():
         server = Server(start(argv, env=env, output=log), name, port, log)
         try:
             server.wait_ready(limit_s)
             yield server
         finally:
             server.stop()
-
-
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Turn the signals that end a process into an exception, so that blocks close."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    old = {number: signal.signal(number, end) for number in _ENDING}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

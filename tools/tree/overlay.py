@@ -40,6 +40,16 @@ def files(root: Path) -> Iterator[OverlayFile]:
                 yield OverlayFile(path, f"{target}/{inside.as_posix()}")
 
 
+def tests(root: Path) -> list[str]:
+    """Return the test files among the overlays, by their paths in the tree."""
+    targets = (file.target for file in files(root))
+    return [
+        target
+        for target in targets
+        if target.startswith("tests/") and Path(target).match("test_*.py")
+    ]
+
+
 def source_of(target: str) -> str | None:
     """Return where a file of the tree would be an overlay, by its place alone.
 

@@ -1,14 +1,17 @@
 """What all commands share: help with an example, and completion."""
 
 import os
+import re
 import subprocess
 import sys
 
 import click
 import pytest
 from checkout import REPOSITORY, Checkout
+from click.testing import CliRunner
 
 from tools.cli.group import main
+from tools.cli.sections import SECTIONS
 
 COMMANDS = main.list_commands(click.Context(main))
 
@@ -21,6 +24,19 @@ def test_every_command_has_help_with_an_example_and_json(name: str) -> None:
         "&& python -m tools " + name in (command.help or "")
     )
     assert "--json" in [option for p in command.params for option in p.opts]
+
+
+def test_each_command_has_one_place_in_the_help() -> None:
+    placed = [name for names in SECTIONS.values() for name in names]
+    assert sorted(placed) == COMMANDS
+
+
+def test_help_lists_the_commands_by_what_one_wants_to_do() -> None:
+    text = CliRunner().invoke(main, ["--help"]).output
+    heads = [line[:-1].lower() for line in re.findall(r"^\S.*:$", text, re.M)]
+    assert heads[1:] == list(SECTIONS)  # behind the options
+    listed = re.findall(r"^  ([a-z][a-z-]*)  ", text, re.M)
+    assert listed == [name for names in SECTIONS.values() for name in names]
 
 
 @pytest.mark.parametrize(

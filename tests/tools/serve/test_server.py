@@ -25,10 +25,11 @@ port, folder, mode = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 if mode == "dies":
     print("(EngineCore pid=9) ERROR 01-02 03:04:05 [core.py:1] ValueError: no blocks")
     sys.exit("RuntimeError: Engine core initialization failed.")
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-(folder / "child").write_text(str(child.pid))
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+(folder / "child.new").write_text(str(child.pid))
+(folder / "child.new").rename(folder / "child")
 if mode == "hangs":
-    time.sleep(60)
+    time.sleep(600)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -58,7 +59,7 @@ ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 
 def serve(
-    folder: Path, mode: str = "serves", limit_s: float = 20
+    folder: Path, mode: str = "serves", limit_s: float = 300
 ) -> AbstractContextManager[Server]:
     program = folder / "program.py"
     program.write_text(PROGRAM)
@@ -75,7 +76,7 @@ def serve(
 
 def ends(pid: int) -> bool:
     """Return whether a process is gone soon; a zombie counts as gone."""
-    for _ in range(100):
+    for _ in range(1200):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except FileNotFoundError:
@@ -84,6 +85,13 @@ def ends(pid: int) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def command_of(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:  # it ended meanwhile
+        return b""
 
 
 def child(folder: Path) -> int:
@@ -142,12 +150,19 @@ def test_an_early_end_shows_what_the_log_says(tmp_path: Path) -> None:
 
 
 def test_one_that_never_answers_is_given_up_and_stopped(tmp_path: Path) -> None:
+    """On a busy machine it may not have come as far as its child."""
     with (
         pytest.raises(ToolError, match="was not ready within 2 s"),
         serve(tmp_path, "hangs", limit_s=2),
     ):
         pass
-    assert ends(child(tmp_path))
+    program = str(tmp_path / "program.py").encode()
+    assert not [
+        process
+        for process in Path("/proc").glob("[0-9]*")
+        if program in command_of(process)
+    ]
+    assert not (tmp_path / "child").exists() or ends(child(tmp_path))
 
 
 def test_refused_and_broken_answers_are_errors(tmp_path: Path) -> None:

@@ -731,8 +731,7 @@ contents = st.lists(lines, max_size=8).map("\n".join) | st.none()
 
 @settings(
     max_examples=8,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(series=st.lists(st.dictionaries(names, contents, min_size=1), max_size=4))
 def test_apply_export_apply_is_the_identity_for_any_series(

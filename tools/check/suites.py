@@ -1,0 +1,177 @@
+"""The pytest suites: of the tools, of the overlays, and upstream's with tagma."""
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from tools.base import atomic
+from tools.base.process import run, run_visibly
+from tools.base.project import Project
+from tools.tree import overlay
+
+# Upstream's suites of the scheduler, of its KV cache and of its connectors.
+_CORE = (
+    "test_prefix_caching.py",
+    "test_scheduler.py",
+    "test_async_scheduler.py",
+    "test_deferred_block_free.py",
+    "test_single_type_kv_cache_manager.py",
+    "test_priority_preemption_bug.py",
+    "test_prefix_replay.py",
+    "test_kv_cache_metrics.py",
+    "test_swa_inflight_window_free.py",
+    "test_worker_slot_overflow.py",
+)
+_CONNECTOR = (
+    "test_cache_pollution_prevention.py",
+    "test_error_propagation.py",
+    "test_invalid_blocks_correctness.py",
+    "test_kv_connector_lifecycle.py",
+    "test_kv_load_failure_recovery.py",
+    "test_mooncake_store_scheduler.py",
+    "test_remote_decode_lifecycle.py",
+    "test_remote_prefill_lifecycle.py",
+    "offloading_connector/test_scheduler.py",
+)
+UPSTREAM = (
+    *(f"tests/v1/core/{name}" for name in _CORE),
+    *(f"tests/v1/kv_connector/unit/{name}" for name in _CONNECTOR),
+    "tests/v1/simple_kv_offload/test_scheduler.py",
+)
+
+
+class Name(Enum):
+    """The suites; the value is the name on the command line."""
+
+    TOOLS = "tools"
+    OVERLAY = "overlay"
+    UPSTREAM = "upstream"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tests that are ready to run.
+
+    Args:
+        python: The interpreter that has pytest and what they import.
+        folder: Where they run.
+        arguments: Options and files, for pytest.
+        variables: What the environment has beside ours.
+    """
+
+    python: Path
+    folder: Path
+    arguments: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def run(self, workers: int, words: tuple[str, ...], *, to_stderr: bool) -> int:
+        """Run the tests and return pytest's status.
+
+        Args:
+            workers: Processes to spread the tests over.
+            words: More arguments for pytest.
+            to_stderr: Send what pytest says to standard error.
+        """
+        return run_visibly(
+            [
+                *(self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+                *spread(workers),
+                *self.arguments,
+                *words,
+            ],
+            cwd=self.folder,
+            env=os.environ | dict(self.variables),
+            to_stderr=to_stderr,
+        )
+
+
+def spread(workers: int) -> tuple[str, ...]:
+    """Return pytest's options for a number of processes.
+
+    Tests of one module, which may share what takes long to make, stay together.
+    """
+    return ("-n", str(workers), "--dist", "loadscope") if workers > 1 else ()
+
+
+def of_tools(project: Project) -> Suite:
+    """Return the suite of the tools, in their own environment."""
+    return Suite(Path(sys.executable), project.root, ("tests/tools",))
+
+
+def of_overlays(project: Project, python: Path) -> Suite:
+    """Return the suite of manager and kernels, with the installed wheel.
+
+    Args:
+        project: The project, with an applied tree.
+        python: That of the environment that serves.
+    """
+    folder = _beside(project, "overlay-tests")
+    variables = {"TRITON_INTERPRET": "1", "PYTHONPATH": str(folder)}
+    arguments = (*_upstreams_settings(project), *overlay.tests(project.root))
+    return Suite(python, folder, arguments, variables)
+
+
+def of_upstream(project: Project, python: Path) -> Suite:
+    """Return upstream's own suites, unmodified, with the tagma manager behind them.
+
+    tests/upstream/tagma_backend.py swaps it in and counts.
+
+    Args:
+        project: The project, with an applied tree. The caller holds its lock.
+        python: That of the environment that serves.
+
+    Raises:
+        ToolError: What these suites need beside it cannot be installed.
+    """
+    folder = _beside(project, "upstream-tests")
+    site, hub = folder / "site", folder / "hf"
+    _install(project, python, site)
+    programs = project.root / "tests" / "upstream"
+    env = os.environ | {"PYTHONPATH": str(site)}
+    run([python, programs / "make_hub.py", hub], env=env)
+    variables = {
+        "PYTHONPATH": os.pathsep.join(map(str, (folder, site, programs))),
+        "HF_HOME": str(hub),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    settings = _upstreams_settings(project)
+    return Suite(
+        python, folder, ("-p", "tagma_backend", *settings, *UPSTREAM), variables
+    )
+
+
+def _beside(project: Project, name: str) -> Path:
+    """Return a folder with upstream's tests, a package of its tree.
+
+    Beside the tree's own vllm/ they would import that instead of the installed one.
+    """
+    folder = project.build / name
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / "tests"
+    link.unlink(missing_ok=True)
+    link.symlink_to(project.tree / "tests")
+    return folder
+
+
+def _upstreams_settings(project: Project) -> tuple[str, ...]:
+    return ("-c", str(project.tree / "pyproject.toml"), "--rootdir", ".")
+
+
+def _install(project: Project, python: Path, site: Path) -> None:
+    """Install what suites.lock names into a folder of its own."""
+    lock = project.root / "upstream" / "suites.lock"
+    installed = site.parent / lock.name
+    if installed.is_file() and installed.read_bytes() == lock.read_bytes():
+        return
+    shutil.rmtree(site, ignore_errors=True)
+    pip = (python, "-m", "pip", "install", "-q", "--no-deps", "--require-hashes")
+    run([*pip, "--target", site, "-r", lock])
+    # Its operators want CUDA. Nothing here runs them, but their shape rules would
+    # fail at import for the lack of them.
+    (site / "torchvision" / "_meta_registrations.py").write_text("")
+    atomic.write(installed, lock.read_bytes())

@@ -1,0 +1,20 @@
+"""The commands by what one wants to do, in the order in which help shows them."""
+
+SECTIONS = {
+    "build and serve": ("apply", "build", "serve"),
+    "edit the series": (
+        *("status", "series", "show", "goto", "push", "pop", "edit", "refresh", "new"),
+        *("rename", "split", "fold", "drop", "export"),
+    ),
+    "follow upstream": (
+        *("drift", "matrix", "rebase", "rehearse", "trial", "verify-source", "lock"),
+    ),
+    "measure": (
+        *("demo", "bench-engine", "bench-host", "bench-kernel", "kernel-report"),
+        "replay",
+    ),
+    "check": (
+        *("test", "style", "lint", "suite", "check-engine", "audit", "fuzz", "soak"),
+        "picture",
+    ),
+}
