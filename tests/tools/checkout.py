@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
+import pytest
 from click.testing import CliRunner, Result
 
+from tools.base.errors import ToolError
 from tools.base.git import Repository
+from tools.base.outcome import Outcome
 from tools.base.project import Project
 from tools.cli.group import main
 from tools.source.fetch import Sdist
@@ -198,3 +201,14 @@ def killing_git_environment(folder: Path, at: int, when: str) -> dict[str, str]:
         "KILL_AT": str(at),
         "KILL_WHEN": when,
     }
+
+
+def refused(checkout: Checkout, outcome: Outcome, **options: bool) -> ToolError:
+    """Apply, expect the outcome, and check that the tree is as it was."""
+    before = checkout.files() if checkout.project.tree.exists() else {}
+    with pytest.raises(ToolError) as caught:
+        checkout.apply(**options)
+    assert caught.value.outcome is outcome
+    assert (checkout.files() if checkout.project.tree.exists() else {}) == before
+    assert not list(checkout.project.build.glob("scratch-*"))
+    return caught.value

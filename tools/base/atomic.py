@@ -1,8 +1,11 @@
 """Files that are replaced in one step: a reader sees the old one or the new one."""
 
+import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tools.base import fault
 
@@ -23,6 +26,11 @@ def write(path: Path, data: bytes, mode: int | None = None) -> None:
         partial.chmod(mode)
     fault.point()
     os.replace(partial, path)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object in one step, for people to read too."""
+    write(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def remove(path: Path) -> None:

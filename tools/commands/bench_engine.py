@@ -1,10 +1,8 @@
 """`bench-engine`: the engine's host benchmark beside its yardsticks."""
 
-import json
-
 import click
 
-from tools.base import console
+from tools.base import atomic, console
 from tools.base.outcome import Outcome, Report
 from tools.cli.options import Settings, json_option
 from tools.compile import extension
@@ -37,8 +35,7 @@ def command(settings: Settings, rounds: int, as_json: bool) -> None:
         benchmark = engine_bench.measure(project, extension.build(project), rounds)
     data = benchmark.to_data()
     file = project.build / "bench" / "engine.json"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
+    atomic.write_json(file, data)
     if not as_json:
         for table in benchmark.tables():
             console.show_table(table)

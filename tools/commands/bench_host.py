@@ -1,10 +1,8 @@
 """`bench-host`: what the KV cache manager costs the scheduler's thread."""
 
-import json
-
 import click
 
-from tools.base import console
+from tools.base import atomic, console
 from tools.base.outcome import Outcome, Report
 from tools.cli.options import Settings, json_option
 from tools.measure import host_bench
@@ -37,7 +35,7 @@ def command(settings: Settings, rounds: int, as_json: bool) -> None:
     benchmark = host_bench.measure(host, project.build, rounds)
     data = benchmark.to_data()
     file = project.build / "bench" / "host.json"
-    file.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
+    atomic.write_json(file, data)
     if not as_json:
         for table in benchmark.tables():
             console.show_table(table)

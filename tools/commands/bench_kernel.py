@@ -1,6 +1,5 @@
 """`bench-kernel`: the kernels of both write paths on a GPU."""
 
-import json
 from pathlib import Path
 
 import click
@@ -12,7 +11,7 @@ from tools.base.project import Project
 from tools.cli.options import Settings, json_option
 from tools.compile import environment
 from tools.measure import kernel_bench
-from tools.measure.kernel_bench import Skipped
+from tools.measure.kernel_bench import KernelBenchmark, Skipped
 from tools.source.fetch import Sdist
 from tools.tree.tree import Tree
 
@@ -65,23 +64,23 @@ def command(
             "bench-kernel", Outcome.UNCHANGED, message, details=measured.reasons
         )
         return console.show(report, as_json)
-    data, benchmark = measured
-    file = project.build / "bench" / f"block-tables{'-dry' if dry_run else ''}.json"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
-    markdown = file.with_suffix(".md")
-    markdown.write_text(benchmark.to_markdown(), "utf-8")
+    name = f"block-tables{'-dry' if dry_run else ''}"
+    files = measured.write(project.build / "bench" / name)
     if not as_json:
-        console.show_table(benchmark.table())
-    console.show(
-        Report(
-            "bench-kernel",
-            Outcome.DONE,
-            f"{len(benchmark.timings)} medians of {launches} launches",
-            details=(f"as Markdown: {markdown}", f"as JSON: {file}"),
-            data=data,
-        ),
-        as_json,
+        console.show_table(measured.table())
+    console.show(_report(measured, launches, files), as_json)
+
+
+def _report(
+    measured: KernelBenchmark, launches: int, files: tuple[Path, Path]
+) -> Report:
+    markdown, data = files
+    return Report(
+        "bench-kernel",
+        Outcome.DONE,
+        f"{len(measured.timings)} medians of {launches} launches",
+        details=(f"as Markdown: {markdown}", f"as JSON: {data}"),
+        data=measured.to_data(),
     )
 
 

@@ -1,10 +1,8 @@
 """`demo`: paged and tagma side by side on real requests."""
 
-import json
-
 import click
 
-from tools.base import console
+from tools.base import atomic, console
 from tools.base.outcome import Outcome, Report
 from tools.cli.options import Settings, json_option
 from tools.measure.demo.run import Demo
@@ -29,7 +27,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     result = Demo(serving.host, serving.model, project.tree, project.build).run()
     data = result.to_data()
     file = project.build / "demo" / "demo.json"
-    file.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
+    atomic.write_json(file, data)
     if not as_json:
         console.show_table(result.table())
     good = result.outcome is Outcome.DONE

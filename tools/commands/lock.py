@@ -2,7 +2,7 @@
 
 import click
 
-from tools.base import console
+from tools.base import atomic, console
 from tools.base.outcome import Outcome, Report
 from tools.cli.options import Settings, json_option
 from tools.source import lockfile
@@ -28,7 +28,7 @@ def command(settings: Settings, as_json: bool) -> None:
     changed = []
     for path, text in made.items():
         if not path.is_file() or path.read_text("utf-8") != text:
-            path.write_text(text, "utf-8")
+            atomic.write(path, text.encode())
             changed.append(path.name)
     console.show(
         Report(

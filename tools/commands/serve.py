@@ -13,7 +13,7 @@ from tools.cli.options import Settings, json_option
 from tools.serve import model
 from tools.serve.port import ADDRESS, choose_port
 from tools.serve.server import Server, running
-from tools.serve.serving import ensure_serving
+from tools.serve.serving import Serving, ensure_serving
 
 _USUAL_PORT = 8000
 
@@ -48,25 +48,13 @@ def command(
     """
     project = settings.project
     serving = ensure_serving(project)
-    host = serving.host
     port = choose_port(port, _USUAL_PORT)
     name = _served_name(other)
-    env = host.environment(os.environ)
+    env = serving.host.environment(os.environ)
     if other is None or Path(other).is_dir():
         env["HF_HUB_OFFLINE"] = "1"
     with running(
-        [
-            host.vllm,
-            "serve",
-            other or serving.model,
-            *host.arguments,
-            *(() if other else ("--kv-cache-memory-bytes=1G",)),
-            f"--served-model-name={name}",
-            f"--host={ADDRESS}",
-            f"--port={port}",
-            "--kv-cache-backend=tagma",
-            *extra,
-        ],
+        _command_line(serving, other, name, port, extra),
         name="vllm serve (tagma)",
         env=env,
         port=port,
@@ -78,6 +66,23 @@ def command(
             server.wait_end()
         except KeyboardInterrupt:
             console.note("stopping …")
+
+
+def _command_line(
+    serving: Serving, other: str | None, name: str, port: int, extra: tuple[str, ...]
+) -> list[str | Path]:
+    return [
+        serving.host.vllm,
+        "serve",
+        other or serving.model,
+        *serving.host.arguments,
+        *(() if other else ("--kv-cache-memory-bytes=1G",)),
+        f"--served-model-name={name}",
+        f"--host={ADDRESS}",
+        f"--port={port}",
+        "--kv-cache-backend=tagma",
+        *extra,
+    ]
 
 
 def _served_name(other: str | None) -> str:

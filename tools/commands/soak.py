@@ -1,10 +1,8 @@
 """`soak`: a long run of the scheduler on a nearly full pool."""
 
-import json
-
 import click
 
-from tools.base import console
+from tools.base import atomic, console
 from tools.base.outcome import Outcome, Report
 from tools.cli.options import Settings, json_option
 from tools.measure.soak import Soaked, run_soak
@@ -36,8 +34,7 @@ def command(ctx: click.Context, steps: int, as_json: bool) -> None:
         host = ensure_host(project)
     soaked = run_soak(project, host, steps)
     file = project.build / "bench" / "soak.json"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(soaked.to_data(), indent=2) + "\n", "utf-8")
+    atomic.write_json(file, soaked.to_data())
     report = _report(soaked, str(file))
     console.show(report, as_json)
     ctx.exit(report.outcome.exit_code)

@@ -18,6 +18,7 @@ from tools.base.project import Project
 from tools.base.stamp import Stamp
 from tools.compile.wheel import VERSION_FILE
 from tools.source import lockfile
+from tools.source.index import IndexConfig, offline
 
 
 def ensure(project: Project) -> bool:
@@ -143,6 +144,24 @@ def _require_covered() -> None:
 
 
 def _install_lock(project: Project, lock: Path) -> None:
+    # pip asks an index that is out of reach six times for each package; what it has
+    # from a local folder or its cache it finds without.
+    unreachable = IndexConfig.from_pip().unreachable()
+    options = ("--retries=0", "--timeout=1") if unreachable else ()
+    try:
+        _install_packages(project, lock, *options)
+    except ToolError as error:
+        lacks = any("No matching distribution" in line for line in error.details)
+        if not (unreachable and lacks):
+            raise
+        raise offline(
+            f"a package of {lock.name}",
+            unreachable,
+            f"or set PIP_FIND_LINKS to a folder with the files of {lock.name}",
+        ) from error
+
+
+def _install_packages(project: Project, lock: Path, *options: str) -> None:
     total = len(lockfile.read_packages(lock.with_suffix(".in")))
     with console.step(f"fetch the {total} packages of {lock.name}", total) as step:
 
@@ -157,6 +176,7 @@ def _install_lock(project: Project, lock: Path) -> None:
             f"environment-{lock.stem}",
             "install",
             "--require-hashes",
+            *options,
             "-r",
             lock,
             on_line=show,

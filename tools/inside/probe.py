@@ -1,6 +1,6 @@
 """A vLLM plugin that records in how many runs a request held its KV blocks.
 
-`tools.measure.demo` copies this file beside its servers.
+`tools.measure.demo.plugin` copies this file, so it imports nothing of the tools.
 A run is a maximal contiguous stretch of a request's blocks, whatever manager
 placed them. Each time a request gives its blocks back, because it ended or was
 preempted, one JSON line goes to the file that TAGMA_PROBE_FILE names.

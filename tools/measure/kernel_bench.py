@@ -6,7 +6,7 @@ torch, Triton and a GPU; vLLM need not be installed there. Here it becomes a tab
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from tools.base import atomic
 from tools.base.process import run
 
 _SCRIPT = Path("tests", "v1", "worker", "bench_block_tables.py")
@@ -88,6 +89,10 @@ class KernelBenchmark:
             f"copy {self.bandwidth_gb_s:.0f} GB/s"
         )
 
+    def to_data(self) -> dict[str, Any]:
+        """Return everything for JSON, as `from_data` reads it."""
+        return {**asdict(self), "timings": [asdict(timing) for timing in self.timings]}
+
     def table(self) -> Table:
         """Return the table for people."""
         table = Table(box=box.SIMPLE_HEAD, title=self.title)
@@ -103,6 +108,13 @@ class KernelBenchmark:
         rows = [_COLUMNS, rule, *self._rows()]
         lines = [f"| {' | '.join(row)} |" for row in rows]
         return "\n".join([self.title, "", *lines, ""])
+
+    def write(self, stem: Path) -> tuple[Path, Path]:
+        """Write the table as Markdown and everything as JSON; return both paths."""
+        markdown, data = stem.with_suffix(".md"), stem.with_suffix(".json")
+        atomic.write(markdown, self.to_markdown().encode())
+        atomic.write_json(data, self.to_data())
+        return markdown, data
 
     def _rows(self) -> Iterator[list[str]]:
         for case, group in groupby(self.timings, key=lambda timing: timing.case):
@@ -130,8 +142,8 @@ class Skipped:
 
 def measure(
     pythons: Sequence[Path], tree: Path, arguments: Sequence[str] = ()
-) -> tuple[dict[str, Any], KernelBenchmark] | Skipped:
-    """Run the benchmark with the first Python that can, and return it twice.
+) -> KernelBenchmark | Skipped:
+    """Run the benchmark with the first Python that can.
 
     Raises:
         ToolError: A kernel failed, or a result of tagma differs from paged.
@@ -141,6 +153,6 @@ def measure(
         done = run([python, tree / _SCRIPT, tree / "vllm", *arguments])
         data = json.loads(done.stdout)
         if "skipped" not in data:
-            return data, KernelBenchmark.from_data(data)
+            return KernelBenchmark.from_data(data)
         reasons.append(data["skipped"])
     return Skipped(tuple(reasons))

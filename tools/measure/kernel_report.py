@@ -14,6 +14,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from tools.base import atomic
 from tools.base.process import run
 from tools.base.project import Project
 from tools.compile.environment import python
@@ -115,10 +116,9 @@ class KernelReport:
 
     def write(self, folder: Path) -> tuple[Path, Path]:
         """Write kernels.md and kernels.json and return their paths."""
-        folder.mkdir(parents=True, exist_ok=True)
         markdown, data = folder / "kernels.md", folder / "kernels.json"
-        markdown.write_text(self.to_markdown(), "utf-8")
-        data.write_text(json.dumps(self.to_data(), indent=2) + "\n", "utf-8")
+        atomic.write(markdown, self.to_markdown().encode())
+        atomic.write_json(data, self.to_data())
         return markdown, data
 
     def _rows(self) -> list[list[str]]:

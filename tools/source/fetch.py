@@ -72,7 +72,9 @@ def fetch(artifact: Artifact, cache: Path, option: str = "") -> Path:
 
 
 def _download(artifact: Artifact, target: Path, option: str) -> None:
-    mend = f"or name a local copy: {option} {artifact.filename}" if option else ""
+    mends = ["or set TAGMA_CACHE to the cache of a machine that has it"]
+    if option:
+        mends.append(f"or name a local copy: {option} {artifact.filename}")
     try:
         index = IndexConfig.from_pip()
         found = index.download(artifact.project, artifact.filename, target)
@@ -85,12 +87,12 @@ def _download(artifact: Artifact, target: Path, option: str) -> None:
         ) from error
     # ValueError: an answer that is no index page, or an address that is none.
     except (requests.RequestException, OSError, ValueError) as error:
-        raise offline(artifact.filename, error, mend) from error
+        raise offline(artifact.filename, error, *mends) from error
     if not found:
         raise ToolError(
             Outcome.OFFLINE,
             f"no configured package index has {artifact.filename}",
-            (f"Configure an index that mirrors {artifact.project}", mend),
+            (f"Configure an index that mirrors {artifact.project}", *mends),
         )
 
 

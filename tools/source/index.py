@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import requests
 from pypi_simple import (
     PYPI_SIMPLE_ENDPOINT,
+    DistributionPackage,
     NoSuchProjectError,
     PyPISimple,
 )
@@ -26,7 +27,9 @@ from tools.base.outcome import Outcome
 from tools.base.process import run
 
 _CREDENTIALS = re.compile(r"//[^/@\s]+@")
-_TIMEOUT_S = 60.0
+# An index that is there answers a connection at once; its answer may take a while.
+_CONNECT_S = 5.0
+_TIMEOUT_S = (_CONNECT_S, 60.0)
 _BUSY = (429, 500, 502, 503, 504)
 
 # Sections of `pip config list`, weakest first.
@@ -41,11 +44,13 @@ class IndexConfig:
         urls: Simple indexes, the main one first.
         find_links: Local folders with package files.
         certificates: Certificate bundle, or None for the default.
+        proxy: Its address, or None for what the environment names.
     """
 
     urls: tuple[str, ...]
     find_links: tuple[Path, ...]
     certificates: str | None
+    proxy: str | None = None
 
     @classmethod
     def from_pip(cls) -> "IndexConfig":
@@ -77,17 +82,31 @@ class IndexConfig:
             tuple(url for url in urls if urlsplit(url).scheme in ("http", "https")),
             tuple(Path(link) for link in links if Path(link).is_dir()),
             settings.get("cert"),
+            settings.get("proxy"),
         )
 
     def client(self, url: str) -> PyPISimple:
-        """Return a client of one index, with pip's certificates."""
-        session = requests.Session()
-        # Indexes answer 5xx for moments; a refused connection stays refused.
-        retry = Retry(total=4, connect=1, backoff_factor=0.5, status_forcelist=_BUSY)
+        """Return a client of one index, with pip's certificates and proxy."""
+        # Indexes answer 5xx for moments; who cannot be reached stays out of reach.
+        retry = Retry(total=4, connect=0, backoff_factor=0.5, status_forcelist=_BUSY)
+        session = self._session()
         session.mount("https://", HTTPAdapter(max_retries=retry))
-        if self.certificates:
-            session.verify = self.certificates
         return PyPISimple(url, session=session)
+
+    def unreachable(self) -> str:
+        """Return why no index answers; "" if one does, or none is configured."""
+        reason = ""
+        for url in self.urls:
+            try:
+                with self._session() as session:
+                    session.head(url, timeout=_TIMEOUT_S)
+            except requests.exceptions.SSLError:
+                return ""  # pip may trust it all the same
+            except requests.RequestException as error:
+                reason = _reason(error)
+            else:
+                return ""
+        return reason
 
     def download(self, project: str, filename: str, target: Path) -> bool:
         """Get a file from a local folder, or else the first index that has it.
@@ -106,13 +125,7 @@ class IndexConfig:
                 return True
         for url in self.urls:
             with self.client(url) as client:
-                try:
-                    packages = client.get_project_page(
-                        project, timeout=_TIMEOUT_S
-                    ).packages
-                except NoSuchProjectError:
-                    continue
-                for package in packages:
+                for package in files_of(client, project):
                     if package.filename == filename:
                         client.download_package(
                             package,
@@ -132,14 +145,18 @@ class IndexConfig:
         """
         for url in self.urls:
             with self.client(url) as client:
-                try:
-                    page = client.get_project_page(project, timeout=_TIMEOUT_S)
-                except NoSuchProjectError:
-                    continue
-                for package in page.packages:
+                for package in files_of(client, project):
                     if package.filename == filename:
                         return package.digests.get("sha256", "")
         return ""
+
+    def _session(self) -> requests.Session:
+        session = requests.Session()
+        if self.certificates:
+            session.verify = self.certificates
+        if self.proxy:
+            session.proxies = {"http": self.proxy, "https": self.proxy}
+        return session
 
 
 class _DownloadProgress:
@@ -164,12 +181,33 @@ class _DownloadProgress:
         self._shown.advance(size)
 
 
-def offline(what: str, error: Exception, mend: str) -> ToolError:
-    """Return the error of a download that could not reach the index."""
-    reason = _CREDENTIALS.sub("//", str(error).partition("\n")[0])[:300]
+def files_of(client: PyPISimple, project: str) -> list[DistributionPackage]:
+    """Return a project's files in one index; none if it lacks the project.
+
+    Raises:
+        requests.RequestException: The index could not be reached.
+    """
+    try:
+        return client.get_project_page(project, timeout=_TIMEOUT_S).packages
+    except NoSuchProjectError:
+        return []
+
+
+def offline(what: str, error: Exception | str, *mends: str) -> ToolError:
+    """Return the error of something that could not be had from the index.
+
+    Args:
+        what: What is wanted.
+        error: Why the index cannot be reached.
+        mends: What helps instead of a network.
+    """
     return ToolError(
         Outcome.OFFLINE,
         f"{what} is not in the cache and the package index cannot be reached",
-        ("Connect to the network and run the command again", mend),
-        (reason,),
+        ("Connect to the network and run the command again", *filter(None, mends)),
+        (error if isinstance(error, str) else _reason(error),),
     )
+
+
+def _reason(error: Exception) -> str:
+    return _CREDENTIALS.sub("//", str(error).partition("\n")[0])[:300]

@@ -17,12 +17,12 @@ from packaging.utils import (
     parse_sdist_filename,
     parse_wheel_filename,
 )
-from pypi_simple import DistributionPackage, NoSuchProjectError, PyPISimple
+from pypi_simple import DistributionPackage
 
 from tools.base import console
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
-from tools.source.index import IndexConfig, offline
+from tools.source.index import IndexConfig, files_of, offline
 
 PYTHONS = ((3, 11), (3, 12), (3, 13))
 # The prebuilt wheels need glibc 2.28, so every pin must have a file for it; files
@@ -128,7 +128,13 @@ def make(source: Path, config: IndexConfig) -> str:
             clients = [stack.enter_context(config.client(url)) for url in config.urls]
             step = stack.enter_context(console.step(f"lock {source.name}", len(pins)))
             for pin in pins:
-                hashes = [*pin.hashes, *_hashes(pin, clients, source)]
+                files = [
+                    file
+                    for client in clients
+                    for file in files_of(client, pin.name)
+                    if "sha256" in file.digests
+                ]
+                hashes = [*pin.hashes, *_hashes(pin, files, source)]
                 entries.append(_entry(pin, hashes))
                 step.advance(1)
     except requests.RequestException as error:
@@ -146,11 +152,10 @@ def _entry(pin: PinnedPackage, hashes: Iterable[str]) -> str:
     return " \\\n    ".join(lines) + "\n"
 
 
-def _hashes(pin: PinnedPackage, clients: list[PyPISimple], source: Path) -> list[str]:
-    """Return the hashes of the pin's usable files in all indexes."""
-    packages = [
-        package for client in clients for package in _packages(pin.name, client)
-    ]
+def _hashes(
+    pin: PinnedPackage, packages: list[DistributionPackage], source: Path
+) -> list[str]:
+    """Return the hashes of those files that are usable ones of the pin."""
     wanted = pin.wanted_by()
     wheels = [(p, tags) for p in packages if (tags := _wheel_tags(p, pin))]
     usable = {
@@ -171,14 +176,6 @@ def _hashes(pin: PinnedPackage, clients: list[PyPISimple], source: Path) -> list
             source,
         )
     return [*usable, *sdists]
-
-
-def _packages(project: str, client: PyPISimple) -> list[DistributionPackage]:
-    try:
-        packages = client.get_project_page(project).packages
-    except NoSuchProjectError:
-        return []
-    return [package for package in packages if "sha256" in package.digests]
 
 
 def _wheel_tags(package: DistributionPackage, pin: PinnedPackage) -> frozenset[Tag]:

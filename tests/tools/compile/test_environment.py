@@ -130,3 +130,37 @@ def test_a_python_that_the_lock_does_not_cover_is_refused(workshop, monkeypatch)
     with pytest.raises(ToolError, match="not 3") as error:
         environment.ensure(workshop.project)
     assert "PYTHON=" in error.value.next_steps[0]
+
+
+@pytest.fixture
+def offline_workshop(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    """Like `workshop`, but pip has an index too, which is out of reach."""
+    monkeypatch.delenv("PIP_NO_INDEX")
+    return workshop
+
+
+def test_without_network_a_folder_of_wheels_is_enough_and_pip_does_not_retry(
+    offline_workshop,
+):
+    assert environment.ensure(offline_workshop.project)
+    assert offline_workshop.version("numpy") == "2.0"
+    log = offline_workshop.project.build / "logs" / "environment-cpu.log"
+    assert "Retrying" not in log.read_text()
+
+
+def test_without_network_a_missing_package_names_the_folder_to_set(offline_workshop):
+    (offline_workshop.links / "numpy-2.0-py3-none-any.whl").unlink()
+    with pytest.raises(ToolError, match=r"cpu\.lock is not in the cache") as error:
+        environment.ensure(offline_workshop.project)
+    assert error.value.outcome is Outcome.OFFLINE
+    assert "PIP_FIND_LINKS" in error.value.next_steps[1]
+
+
+def test_without_network_a_wrong_file_is_still_called_wrong(offline_workshop):
+    with zipfile.ZipFile(
+        offline_workshop.links / "numpy-2.0-py3-none-any.whl", "a"
+    ) as archive:
+        archive.writestr("numpy/evil.py", "")
+    with pytest.raises(ToolError) as error:
+        environment.ensure(offline_workshop.project)
+    assert error.value.outcome is Outcome.COMMAND_FAILED

@@ -52,7 +52,7 @@ def test_the_first_python_that_can_measures(tmp_path: Path):
         script(tmp_path, "with", DATA),
     ]
     measured = kernel_bench.measure(pythons, tmp_path)
-    assert measured == (DATA, KernelBenchmark.from_data(DATA))
+    assert measured == KernelBenchmark.from_data(DATA)
     assert kernel_bench.measure(pythons[:1], tmp_path) == Skipped(("no CUDA device",))
 
 
@@ -63,3 +63,10 @@ def test_a_row_compares_the_kernels_of_one_case():
         f"| decode | 4096 | 64 | {ranges} | 4.0 | 2.0 | 5.0 | 0.50 | 25 | 50 | 5% |"
         for ranges in (1, 2)
     ]
+
+
+def test_the_written_files_hold_what_was_measured(tmp_path: Path):
+    measured = KernelBenchmark.from_data(DATA)
+    markdown, data = measured.write(tmp_path / "bench" / "tables")
+    assert json.loads(data.read_text()) == DATA
+    assert markdown.read_text() == measured.to_markdown()
