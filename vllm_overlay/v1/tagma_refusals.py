@@ -6,7 +6,7 @@ All of it is refused when the engine starts: most when the configuration is made
 model's KV cache groups as soon as they are known.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,13 @@ import vllm.envs as envs
 from vllm.config import VllmConfig
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
+    KVCacheSpec,
     MLAAttentionSpec,
+    SlidingWindowSpec,
 )
 
 
@@ -49,12 +53,20 @@ _USE_PAGED = "Use --kv-cache-backend paged"
 _MOST_SEQS = 32_000
 
 
-def _offloads_lazily(settings: dict[str, Any]) -> bool:
-    """Whether a connector, or one within it, stores blocks before they are reused."""
-    return settings.get("lazy_offload", False) or any(
-        _offloads_lazily(part.get("kv_connector_extra_config", {}))
-        for part in settings.get("connectors", ())
-    )
+def _offloads_lazily(settings: Any) -> bool:
+    """Whether a connector, or one within it, stores blocks before they are reused.
+
+    SimpleCPUOffloadConnector's setting is `lazy_offload`, LMCacheMPConnector's
+    `lmcache.mp.lazy_offload`; MultiConnector has a list of connectors.
+    """
+    if isinstance(settings, Mapping):
+        return any(
+            bool(value)
+            if str(key).rpartition(".")[2] == "lazy_offload"
+            else _offloads_lazily(value)
+            for key, value in settings.items()
+        )
+    return isinstance(settings, list | tuple) and any(map(_offloads_lazily, settings))
 
 
 REFUSALS = (
@@ -85,7 +97,7 @@ REFUSALS = (
             c.kv_transfer_config is not None
             and _offloads_lazily(c.kv_transfer_config.kv_connector_extra_config)
         ),
-        "lazy CPU offloading (lazy_offload of SimpleCPUOffloadConnector)",
+        "lazy offloading of a connector (lazy_offload)",
         "it walks the paged pool's queue of free blocks",
         "Set lazy_offload to false: full blocks are then stored at once. "
         f"{_USE_PAGED} otherwise",
@@ -166,6 +178,23 @@ def verify_config(vllm_config: VllmConfig) -> None:
             raise UnsupportedByTagmaError(
                 refusal.option, refusal.reason, refusal.instead
             )
+    _verify_v2_features(vllm_config)
+
+
+def _verify_v2_features(vllm_config: VllmConfig) -> None:
+    """Refuse what upstream's Model Runner V2 lacks, before its own check does.
+
+    That one knows neither who chose this runner nor a way out.
+    """
+    lacking = vllm_config._get_v2_model_runner_unsupported_features()
+    if not lacking:
+        return
+    instead = f"{_USE_PAGED}, which falls back to Model Runner V1"
+    if envs.VLLM_USE_V2_MODEL_RUNNER:
+        instead += ", and remove the variable VLLM_USE_V2_MODEL_RUNNER"
+    raise UnsupportedByTagmaError(
+        ", ".join(lacking), "its Model Runner V2 does not serve it yet", instead
+    )
 
 
 def verify_kv_cache_groups(kv_cache_config: KVCacheConfig) -> None:
@@ -187,10 +216,28 @@ def verify_kv_cache_groups(kv_cache_config: KVCacheConfig) -> None:
         or specs[0].tokens_per_state != 1
     ):
         kinds = ", ".join(type(spec).__name__ for spec in specs) or "none"
+        instead = _USE_PAGED
+        if _become_one_group(specs):
+            instead = f"Set --disable-hybrid-kv-cache-manager. {_USE_PAGED} otherwise"
         raise UnsupportedByTagmaError(
             f"this model's KV cache groups ({kinds})",
             "it places the blocks of exactly one full-attention group, with a state "
             "for each token",
-            f"{_USE_PAGED}; a model that mixes full attention with sliding windows "
-            "also runs with --disable-hybrid-kv-cache-manager",
+            instead,
         )
+
+
+def _become_one_group(specs: Sequence[KVCacheSpec]) -> bool:
+    """Whether the groups are one without the hybrid KV cache manager.
+
+    Local attention is then stored as full attention is, if there is any, and one
+    group has one page and at most one kind and size of local attention.
+    """
+    full = [spec for spec in specs if type(spec) is FullAttentionSpec]
+    windows = [spec for spec in specs if type(spec) is SlidingWindowSpec]
+    chunks = [spec for spec in specs if type(spec) is ChunkedLocalAttentionSpec]
+    sizes = {("window", spec.sliding_window) for spec in windows}
+    sizes |= {("chunk", spec.attention_chunk_size) for spec in chunks}
+    layers: list[AttentionSpec] = [*full, *windows, *chunks]
+    pages = {(spec.num_kv_heads, spec.head_size, spec.dtype) for spec in layers}
+    return bool(full) and len(layers) == len(specs) and len(sizes) == len(pages) == 1

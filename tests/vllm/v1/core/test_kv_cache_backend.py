@@ -7,14 +7,14 @@ import pickle
 import runpy
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.v1.core.scheduler_driver import write_model_config
-from vllm.config import CacheConfig, VllmConfig
+from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.triton_utils import HAS_TRITON
 from vllm.triton_utils import importing as triton_importing
@@ -27,9 +27,11 @@ from vllm.v1.kv_cache_backend import (
     verify_kv_cache_backend,
 )
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    KVCacheSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
@@ -38,6 +40,11 @@ from vllm.v1.tagma_refusals import (
     UnsupportedByTagmaError,
     verify_kv_cache_groups,
 )
+
+try:
+    from vllm.v1.core.kv_cache_planning import get_kv_cache_groups as groups_of
+except ImportError:  # before 0.33.0
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_groups as groups_of
 
 pytestmark = [
     pytest.mark.cpu_test,
@@ -105,8 +112,10 @@ def test_model_runner_v1_is_refused(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
-    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
+    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0.*Remove the var"):
         make_config(model)
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
+    make_config(model)
 
 
 def test_host_without_triton_is_told_about_the_interpreter(
@@ -135,32 +144,140 @@ def test_each_backend_gets_its_own_classes(model: str) -> None:
     assert block_tables_cls(tagma, object) is not object
 
 
-REFUSED_ARGUMENTS = {
-    "context parallelism": {
-        "decode_context_parallel_size": 2,
-        "tensor_parallel_size": 2,
-    },
-    "lazy CPU offloading": {
-        "kv_transfer_config": {
-            "kv_connector": "SimpleCPUOffloadConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"lazy_offload": True},
+LAZY = {
+    "kv_connector": "SimpleCPUOffloadConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {"lazy_offload": True},
+}
+EAGER = LAZY | {"kv_connector_extra_config": {"lazy_offload": False}}
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Arguments that tagma refuses, and what they become by following its advice.
+
+    It may also advise paged, which is followed with the refused arguments.
+    """
+
+    args: dict
+    followed: dict | None = None
+
+
+# By the begin of the option's name in the message.
+REFUSED = {
+    "context parallelism": Refused(
+        {"decode_context_parallel_size": 2, "tensor_parallel_size": 2},
+        {"decode_context_parallel_size": 1, "tensor_parallel_size": 2},
+    ),
+    "--max-num-seqs above": Refused(
+        {"max_num_seqs": 32_001, "max_num_batched_tokens": 32_001},
+        {"max_num_seqs": 32_000, "max_num_batched_tokens": 32_001},
+    ),
+    "lazy offloading of a connector": Refused(
+        {"kv_transfer_config": LAZY}, {"kv_transfer_config": EAGER}
+    ),
+    "--speculative-config": Refused(
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, {}
+    ),
+    "--prefix-match-unit": Refused({"prefix_match_unit": 16}, {}),
+    # Upstream's own checks refuse these for Model Runner V2.
+    "pipeline parallelism with external_launcher": Refused(
+        {
+            "distributed_executor_backend": "external_launcher",
+            "pipeline_parallel_size": 2,
         }
-    },
-    "--speculative-config": {
-        "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}
-    },
-    "--prefix-match-unit": {"prefix_match_unit": 16},
+    ),
+    "dual batch overlap": Refused(
+        {"ubatch_size": 2, "all2all_backend": "deepep_low_latency"}
+    ),
+}
+REFUSED_MODELS = {
+    "hybrid and Mamba models": (
+        "JambaForCausalLM",
+        {"model_type": "jamba"},
+    ),
+    "attention-free models": (
+        "MambaForCausalLM",
+        {"model_type": "mamba", "state_size": 16},
+    ),
+    "encoder-decoder models": (
+        "WhisperForConditionalGeneration",
+        {"model_type": "whisper", "vocab_size": 51865},
+    ),
+}
+# A field of the configuration, since this host lacks what the option needs.
+REFUSED_FIELDS = {
+    "--enable-elastic-ep": ("parallel_config.enable_elastic_ep", True, False),
+    "HiSparse": ("attention_config.hisparse_config", object(), None),
+    "--enable-sleep-mode": ("model_config.enable_sleep_mode", True, False),
 }
 
 
-@pytest.mark.parametrize("option", REFUSED_ARGUMENTS)
-def test_refused_option_is_named_with_an_alternative(model: str, option: str) -> None:
+def test_every_refusal_is_asked_for_here() -> None:
+    asked_for = (*REFUSED, *REFUSED_MODELS, *REFUSED_FIELDS)
+    for refusal in REFUSALS:
+        assert refusal.option.startswith(asked_for), refusal.option
+
+
+@pytest.fixture
+def external_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables that torchrun sets for the first of two processes."""
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("external_launcher")
+@pytest.mark.parametrize("option", REFUSED)
+def test_refused_option_is_named_with_advice_that_helps(
+    model: str, option: str
+) -> None:
+    refused = REFUSED[option]
     with pytest.raises(ValueError) as caught:
-        make_config(model, **REFUSED_ARGUMENTS[option])
+        make_config(model, **refused.args)
     message = str(caught.value)
     assert f"--kv-cache-backend tagma does not support {option}" in message
-    assert "--kv-cache-backend paged" in message
+    assert "se --kv-cache-backend paged" in message
+    make_config(model, **refused.args, kv_cache_backend="paged")
+    if refused.followed is not None:
+        make_config(model, **refused.followed)
+
+
+def test_advice_for_a_runner_that_is_asked_for_helps(
+    model: str, monkeypatch: pytest.MonkeyPatch, external_launcher: None
+) -> None:
+    """Upstream refuses paged, too, for as long as the variable is set."""
+    args = REFUSED["pipeline parallelism with external_launcher"].args
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    with pytest.raises(ValueError, match="remove the variable VLLM_USE_V2_MODEL_RUN"):
+        make_config(model, **args)
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
+    make_config(model, **args, kv_cache_backend="paged")
+
+
+@pytest.mark.parametrize("option", REFUSED_MODELS)
+def test_refused_model_is_named_and_paged_takes_it(tmp_path: Path, option: str) -> None:
+    architecture, config = REFUSED_MODELS[option]
+    config = {"architectures": [architecture]} | config
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"{option}.*Use --kv-cache-backend paged"):
+        make_config(str(tmp_path))
+    make_config(str(tmp_path), kv_cache_backend="paged")
+
+
+@pytest.mark.parametrize("option", REFUSED_FIELDS)
+def test_option_that_this_host_lacks_is_refused_too(
+    model: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, refused, followed = REFUSED_FIELDS[option]
+    config = make_config(model)
+    part, field = path.split(".")
+    monkeypatch.setattr(getattr(config, part), field, refused)
+    with pytest.raises(UnsupportedByTagmaError, match=option) as caught:
+        verify_kv_cache_backend(config)
+    assert "se --kv-cache-backend paged" in str(caught.value)
+    monkeypatch.setattr(getattr(config, part), field, followed)
+    verify_kv_cache_backend(config)
 
 
 def test_a_server_stops_at_a_refused_option_and_says_why(model: str) -> None:
@@ -178,23 +295,35 @@ def test_a_server_stops_at_a_refused_option_and_says_why(model: str) -> None:
     assert message in server.stdout + server.stderr
 
 
-def test_lazy_offloading_within_several_connectors_is_refused(model: str) -> None:
-    lazy = {
-        "kv_connector": "SimpleCPUOffloadConnector",
+LMCACHE = LAZY | {
+    "kv_connector": "LMCacheMPConnector",
+    "kv_connector_extra_config": {"lmcache.mp.lazy_offload": True},
+}
+
+
+def several(connector: dict) -> dict:
+    return {
+        "kv_connector": "MultiConnector",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {"lazy_offload": True},
+        "kv_connector_extra_config": {"connectors": [connector]},
     }
 
-    def several(connector: dict) -> dict:
-        return {
-            "kv_connector": "MultiConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"connectors": [connector]},
-        }
 
-    for config in (several(lazy), several(several(lazy))):
-        with pytest.raises(ValueError, match="lazy CPU offloading"):
-            make_config(model, kv_transfer_config=config)
+@pytest.mark.parametrize(
+    "kv_transfer_config",
+    [LMCACHE, several(LAZY), several(several(LAZY)), several(LMCACHE)],
+    ids=["LMCache", "Multi", "Multi in Multi", "LMCache in Multi"],
+)
+def test_lazy_offloading_of_any_connector_is_refused(
+    model: str, kv_transfer_config: dict
+) -> None:
+    with pytest.raises(ValueError, match="lazy offloading of a connector"):
+        make_config(model, kv_transfer_config=kv_transfer_config)
+    # Not by make_config(), which would import LMCache.
+    config = make_config(model)
+    followed = json.loads(json.dumps(kv_transfer_config).replace("true", "false"))
+    config.kv_transfer_config = KVTransferConfig(**followed)
+    verify_kv_cache_backend(config)
 
 
 @pytest.mark.parametrize(
@@ -206,6 +335,7 @@ def test_lazy_offloading_within_several_connectors_is_refused(model: str) -> Non
         },
         {"kv_connector": "SimpleCPUOffloadConnector"},
         {"kv_connector": "NixlConnector"},
+        several(EAGER),
     ],
 )
 def test_connectors_are_served(model: str, kv_transfer_config: dict) -> None:
@@ -215,50 +345,6 @@ def test_connectors_are_served(model: str, kv_transfer_config: dict) -> None:
     verify_kv_cache_backend(config)
     cls = kv_cache_manager_cls(config, KVCacheManager)
     assert cls.__name__ == "TagmaConnectorKVCacheManager"
-
-
-@pytest.mark.parametrize(
-    ("architecture", "config", "message"),
-    [
-        ("JambaForCausalLM", {"model_type": "jamba"}, "hybrid and Mamba models"),
-        (
-            "MambaForCausalLM",
-            {"model_type": "mamba", "state_size": 16},
-            "attention-free models",
-        ),
-        (
-            "WhisperForConditionalGeneration",
-            {"model_type": "whisper", "vocab_size": 51865},
-            "encoder-decoder models",
-        ),
-    ],
-)
-def test_refused_model_is_named(
-    tmp_path: Path, architecture: str, config: dict, message: str
-) -> None:
-    config = {"architectures": [architecture]} | config
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=message):
-        make_config(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        ("parallel_config.enable_elastic_ep", True, "--enable-elastic-ep"),
-        ("scheduler_config.max_num_seqs", 32_001, "--max-num-seqs above 32,000"),
-        ("attention_config.hisparse_config", object(), "HiSparse"),
-        ("model_config.enable_sleep_mode", True, "--enable-sleep-mode"),
-    ],
-)
-def test_option_that_this_host_lacks_is_refused_too(
-    model: str, path: str, value: object, message: str, monkeypatch
-) -> None:
-    config = make_config(model)
-    part, field = path.split(".")
-    monkeypatch.setattr(getattr(config, part), field, value)
-    with pytest.raises(UnsupportedByTagmaError, match=message):
-        verify_kv_cache_backend(config)
 
 
 def test_paged_accepts_what_tagma_refuses(
@@ -290,44 +376,59 @@ def test_rebound_factory_of_a_platform_still_counts(
     assert made == [{"use_eagle": False}]
 
 
-FULL = FullAttentionSpec(
-    block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32
-)
+def _kind(spec: KVCacheSpec) -> str:
+    return type(spec).__name__.removesuffix("Spec")
+
+
+PAGE = {"block_size": 16, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
+FULL = FullAttentionSpec(**PAGE)
+WINDOW = SlidingWindowSpec(**PAGE, sliding_window=32)
+WIDE = SlidingWindowSpec(**PAGE, sliding_window=64)
+CHUNK = ChunkedLocalAttentionSpec(**PAGE, attention_chunk_size=32)
+NARROW = SlidingWindowSpec(**PAGE | {"head_size": 4}, sliding_window=32)
+COMPRESSED = MLAAttentionSpec(**PAGE, tokens_per_state=4)
 
 
 @pytest.mark.parametrize(
-    "specs",
+    "specs, helps",
     [
-        [],
-        [FULL, FULL],
-        [
-            SlidingWindowSpec(
-                block_size=16,
-                num_kv_heads=1,
-                head_size=8,
-                dtype=torch.float32,
-                sliding_window=32,
-            )
-        ],
-        [
-            MLAAttentionSpec(
-                block_size=16,
-                num_kv_heads=1,
-                head_size=8,
-                dtype=torch.float32,
-                tokens_per_state=4,
-            )
-        ],
+        ([], False),
+        ([FULL, MLAAttentionSpec(**PAGE)], False),
+        ([WINDOW], False),
+        ([WINDOW, CHUNK], False),
+        ([COMPRESSED], False),
+        ([COMPRESSED, WINDOW], False),
+        ([FULL, NARROW], False),
+        ([FULL, WINDOW], True),
+        ([FULL, CHUNK], True),
+        ([FULL, WINDOW, WINDOW], True),
+        ([FULL, WINDOW, CHUNK], False),
+        ([FULL, WINDOW, WIDE], False),
     ],
-    ids=["none", "two groups", "sliding window", "compressed MLA"],
+    ids=lambda value: None if isinstance(value, bool) else "+".join(map(_kind, value)),
 )
-def test_only_one_full_attention_group_is_served(specs: list) -> None:
+def test_only_one_full_attention_group_is_served(
+    model: str, specs: list, helps: bool
+) -> None:
+    """The option that stores local attention as full is advised where it helps."""
     groups = [KVCacheGroupSpec([f"layer{i}"], spec) for i, spec in enumerate(specs)]
-    with pytest.raises(UnsupportedByTagmaError, match="exactly one full-attention"):
+    with pytest.raises(UnsupportedByTagmaError, match="exactly one full-att") as caught:
         verify_kv_cache_groups(KVCacheConfig(8, [], groups))
+    message = str(caught.value)
+    assert "se --kv-cache-backend paged" in message
+    assert ("--disable-hybrid-kv-cache-manager" in message) == helps
+
+    config = make_config(model, disable_hybrid_kv_cache_manager=True)
+    layers = {f"layer{i}": spec for i, spec in enumerate(specs)}
+    try:
+        verify_kv_cache_groups(KVCacheConfig(8, [], groups_of(config, layers)))
+    except ValueError:
+        assert not helps
+    else:
+        assert helps
 
 
 @pytest.mark.parametrize("cls", [FullAttentionSpec, MLAAttentionSpec])
 def test_one_full_attention_group_is_served(cls: type) -> None:
-    spec = cls(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)
-    verify_kv_cache_groups(KVCacheConfig(8, [], [KVCacheGroupSpec(["layer0"], spec)]))
+    groups = [KVCacheGroupSpec(["layer0"], cls(**PAGE))]
+    verify_kv_cache_groups(KVCacheConfig(8, [], groups))
