@@ -72,6 +72,19 @@ def clean_environment(ceiling: Path) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
+class Entry:
+    """A file in a tree.
+
+    Args:
+        mode: git's, for example "100755"; "120000" is a link.
+        blob: The id of its content.
+    """
+
+    mode: str
+    blob: str
+
+
+@dataclass(frozen=True)
 class Repository:
     """A git repository with a work tree, always named and never searched for."""
 
@@ -163,6 +176,20 @@ class Repository:
             *(*only, old, new),
         )
         return set(done.text.split("\0")) - {""}
+
+    def entry(self, tree: str, path: str) -> Entry | None:
+        """Return the entry of a file in a tree; None if there is no such file."""
+        listed = self.git("ls-tree", "-z", tree, "--", path).text
+        mode, kind, name = listed.partition("\t")[0].split(" ") if listed else [""] * 3
+        return Entry(mode, name) if kind not in ("", "tree") else None
+
+    def content(self, blob: str) -> bytes:
+        """Return the bytes of a file, named by its blob id or as TREE:PATH."""
+        return self.git("cat-file", "blob", blob).stdout
+
+    def store(self, data: bytes) -> str:
+        """Store the bytes of a file; return its blob id."""
+        return self.git("hash-object", "-w", "--stdin", stdin=data).text
 
     def tree_with(self, tree: str, source: str, paths: Iterable[str]) -> str:
         """Return a tree whose files at some paths are as in another tree.

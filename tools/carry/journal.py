@@ -8,8 +8,9 @@ from tools.base import atomic
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
 from tools.base.project import Project
-from tools.carry.landing import Carried, Conflict, Landing
+from tools.carry.landing import Carried, Landing
 from tools.source.pin import Artifact, Pin
+from tools.tree.threeway import Conflict
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Journal:
         done: The patches that are done, in order.
         stopped: The patch that waits for the user.
         offer: Use stored resolutions.
+        taken: The files of that patch for which the user named a side, and the side.
     """
 
     inputs: str
@@ -54,6 +56,7 @@ class Journal:
     done: tuple[Entry, ...] = ()
     stopped: Carried | None = None
     offer: bool = True
+    taken: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def read(cls, project: Project) -> "Journal | None":
@@ -70,6 +73,7 @@ class Journal:
                 done=tuple(_entry(entry) for entry in data["done"]),
                 stopped=_carried(data["stopped"]) if data["stopped"] else None,
                 offer=data["offer"],
+                taken=tuple((name, side) for name, side in data["taken"]),
             )
         except FileNotFoundError:
             return None
@@ -104,6 +108,7 @@ class Journal:
             done=(*self.done, entry),
             tip=entry.commit or self.tip,
             stopped=None,
+            taken=(),
         )
 
 

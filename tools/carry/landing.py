@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from tools.tree.threeway import Conflict
+
 
 class Landing(Enum):
     """What became of a patch. The value is the name in JSON and in reports."""
@@ -38,23 +40,6 @@ _LANDS = frozenset(
         Landing.RESOLVED,
     }
 )
-
-
-@dataclass(frozen=True)
-class Conflict:
-    """A file that the merge could not settle.
-
-    Args:
-        path: The file.
-        kind: git's name for it, for example "contents" or "modify/delete".
-        versions: Blob ids: "base" (what the patch was made for), "upstream" (the new
-            release with the patches before) and "patch"; one that lacks the file is
-            left out.
-    """
-
-    path: str
-    kind: str
-    versions: dict[str, str]
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from tools.base.errors import ToolError
 from tools.base.git import Repository
-from tools.base.outcome import Outcome
 from tools.carry import resolutions
-from tools.carry.landing import Carried, Conflict, Landing
+from tools.carry.landing import Carried, Landing
 from tools.carry.place import changes, distance, scopes_of_change
+from tools.carry.unresolved import PLACE
 from tools.tree.patch import Hunk, Patch, check_place, places, split_lines
+from tools.tree.threeway import Conflict, Merged, three_way
 
-_STAGES = {"1": "base", "2": "upstream", "3": "patch"}
 _NEAR = 3  # lines between a patch's change and upstream's that may be its cause
 _SHOWN = 12
 
@@ -34,90 +34,6 @@ class Step:
 
     patch: Patch
     commit: str
-
-
-@dataclass(frozen=True)
-class Merged:
-    """The result of a three-way merge of trees."""
-
-    tree: str
-    conflicts: tuple[Conflict, ...]
-    messages: tuple[str, ...]
-
-
-def three_way(repository: Repository, base: str, ours: str, theirs: str) -> Merged:
-    """Merge the change from tree `base` to tree `theirs` into tree `ours`."""
-    # git merges commits; these three give it the merge base that is meant.
-    root = repository.commit_tree(base, "base\n", None)
-    sides = [repository.commit_tree(tree, "side\n", root) for tree in (ours, theirs)]
-    done = repository.git(
-        "merge-tree", "--write-tree", "-z", "--messages", *sides, check=False
-    )
-    if done.status not in (0, 1):
-        raise ToolError(
-            Outcome.COMMAND_FAILED,
-            f"git merge-tree failed with status {done.status}",
-            ("Use git 2.38 or newer",),
-            tuple(done.error_text.splitlines()[-5:]),
-        )
-    names = {sides[0]: "upstream", sides[1]: "patch", root[:12]: "base"}
-    tree, *fields = done.stdout.decode("utf-8", "surrogateescape").split("\0")
-    end = fields.index("") if "" in fields else len(fields)
-    versions: dict[str, dict[str, str]] = {}
-    for entry in fields[:end]:
-        about, _, path = entry.partition("\t")
-        _, blob, stage = about.split(" ")
-        versions.setdefault(path, {})[_STAGES[stage]] = blob
-    kinds, messages = _messages(fields[end + 1 :])
-    conflicts = tuple(
-        Conflict(path, kinds.get(path, "contents"), blobs)
-        for path, blobs in versions.items()
-    )
-    if done.status == 1 and not conflicts:
-        conflicts = tuple(Conflict(path, kind, {}) for path, kind in kinds.items())
-    if conflicts:
-        tree = _name_sides(repository, tree, conflicts, names)
-    return Merged(tree, conflicts, messages)
-
-
-def _name_sides(
-    repository: Repository,
-    tree: str,
-    conflicts: tuple[Conflict, ...],
-    names: dict[str, str],
-) -> str:
-    """Return the tree with sides named in the conflict marks, not by commit ids."""
-    entries = []
-    for conflict in conflicts:
-        shown = repository.git("ls-tree", tree, "--", conflict.path).text
-        mode, _, blob = shown.partition("\t")[0].partition(" blob ")
-        if not blob:
-            continue
-        content = repository.git("cat-file", "blob", blob).stdout
-        for commit, name in names.items():
-            for mark in ("<<<<<<<", "|||||||", ">>>>>>>"):
-                old = f"{mark} {commit}".encode()
-                content = content.replace(old, f"{mark} {name}".encode())
-        new = repository.git("hash-object", "-w", "--stdin", stdin=content).text
-        entries.append(f"{mode} {new}\t{conflict.path}\0")
-    return repository.tree_with_entries(tree, "".join(entries).encode())
-
-
-def _messages(fields: list[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Parse the messages of merge-tree: the kind of each path's conflict, and texts."""
-    kinds: dict[str, str] = {}
-    texts = []
-    rest = iter(fields)
-    for count in rest:
-        if not count.isdigit():
-            break
-        paths = [next(rest) for _ in range(int(count))]
-        kind, text = next(rest), next(rest)
-        if kind.startswith("CONFLICT"):
-            texts.append(text.strip())
-            name = kind.partition("(")[2].rstrip(")")
-            kinds |= dict.fromkeys(paths, name)
-    return kinds, tuple(texts)
 
 
 def carry(repository: Repository, step: Step, tip: str) -> Carried:
@@ -144,7 +60,7 @@ def carry(repository: Repository, step: Step, tip: str) -> Carried:
     renames = _renames(repository, before, after, tip, merged.tree)
     doubts = _wrong_scopes(repository, (before, after), (tip, merged.tree), renames)
     if doubts:
-        found = tuple(Conflict(path, "place", {}) for path, _ in doubts)
+        found = tuple(Conflict(path, PLACE, {}) for path, _ in doubts)
         told = tuple(text for _, text in doubts)
         return Carried(patch.name, Landing.MISPLACED, merged.tree, told, found)
     details = _partly_upstream(repository, hunks, tip)
@@ -170,10 +86,14 @@ def _stopped(
     merged: Merged,
 ) -> Carried:
     """Return a patch that conflicts: in upstream all the same, or for the user."""
-    if hunks and all(_is_upstream(repository, hunk, tip) for hunk in hunks):
+    if _all_upstream(repository, hunks, tip, merged):
         details = _upstream_evidence(repository, hunks, tip)
         return Carried(patch.name, Landing.UPSTREAM, tip, details)
-    deleted = [c for c in merged.conflicts if "delete" in c.kind]
+    deleted = [
+        c
+        for c in merged.conflicts
+        if "delete" in c.kind and "upstream" not in c.versions
+    ]
     details = tuple(
         line
         for conflict in merged.conflicts
@@ -181,6 +101,22 @@ def _stopped(
     )
     landing = Landing.DELETED if deleted else Landing.CONFLICT
     return Carried(patch.name, landing, merged.tree, details, merged.conflicts)
+
+
+def _all_upstream(
+    repository: Repository, hunks: list[Hunk], tip: str, merged: Merged
+) -> bool:
+    """Whether upstream has all that a conflicting patch does.
+
+    Hunks show that for text alone: not for new files, modes and pictures.
+    """
+    paths = {hunk.path for hunk in hunks}
+    return (
+        bool(hunks)
+        and repository.paths_between(tip, merged.tree) <= paths
+        and all(c.is_text and not c.modes_clash for c in merged.conflicts)
+        and all(_is_upstream(repository, hunk, tip) for hunk in hunks)
+    )
 
 
 def solve(
@@ -196,16 +132,14 @@ def solve(
         return None
     entries, used = [], []
     for conflict in found.conflicts:
-        shown = repository.git("ls-tree", found.tree, "--", conflict.path).text
-        mode, _, blob = shown.partition("\t")[0].partition(" blob ")
-        if not blob:
+        entry = repository.entry(found.tree, conflict.path)
+        if not entry or conflict.modes_clash or conflict.name != conflict.path:
             return None
-        content = repository.git("cat-file", "blob", blob).stdout
+        content = repository.content(entry.blob)
         solved = resolutions.solve(content, stored)
         if solved is None or resolutions.has_marks(solved):
             return None
-        new = repository.git("hash-object", "-w", "--stdin", stdin=solved).text
-        entries.append(f"{mode} {new}\t{conflict.path}\0")
+        entries.append(f"{entry.mode} {repository.store(solved)}\t{conflict.path}\0")
         used += [
             (conflict.path, f"{clash.id}.txt")
             for clash in resolutions.split(content)[1]
@@ -224,9 +158,9 @@ def explain(
     """Say in a few lines what upstream did where a patch conflicts."""
     base = conflict.versions.get("base")
     upstream = conflict.versions.get("upstream")
-    if not base or not upstream:
-        yield f"{conflict.path}: {conflict.kind}"
-        if base:
+    if not conflict.is_text or not base or not upstream:
+        yield f"{conflict.name}: {conflict.what}"
+        if base and not upstream:
             yield from _destinations(repository, conflict, hunks, before, tip)
         return
     ours = [
@@ -243,7 +177,7 @@ def explain(
     scopes = scopes_of_change(repository, base, upstream, near) or set()
     where = ", ".join(sorted(filter(None, scopes)))
     yield (
-        f"{conflict.path}: {conflict.kind}; upstream changed {len(found)} places, "
+        f"{conflict.path}: {conflict.what}; upstream changed {len(found)} places, "
         f"{len(near)} of them at this patch's lines"
         + (f", in {where}" if where else "")
     )

@@ -5,25 +5,22 @@ that the same work can be finished or given up. The new files are checked as `ap
 would check them; then all of them change in one transaction.
 """
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tools.base import atomic, console
 from tools.base.errors import ToolError
-from tools.base.git import Repository
 from tools.base.outcome import Outcome
 from tools.base.project import Project
 from tools.carry import report, resolutions
-from tools.carry.journal import Entry, Journal, folder
+from tools.carry.journal import Entry, Journal
 from tools.carry.landing import Carried, Landing
 from tools.carry.merge import Step, carry, solve
 from tools.carry.releases import Releases, imported
+from tools.carry.stop import Stop
 from tools.source.fetch import Sdist
-from tools.tree import overlay
 from tools.tree.compose import commit_patch, compose, lay_overlays
-from tools.tree.edits import Snapshot
 from tools.tree.export import diff_between, files_of
 from tools.tree.inputs import Inputs
 from tools.tree.patch import Patch
@@ -55,10 +52,8 @@ class Rebase:
         self.project = project
         self.tree = Tree(project)
         self.repository = self.tree.repository
-        self.folder = folder(project)
-        # The user works in a repository of its own that borrows the tree's objects:
-        # nothing done in it can harm the tree.
-        self.work = Repository(self.folder / "tree")
+        self.stop = Stop(project)
+        self.folder = self.stop.folder
 
     @property
     def journal(self) -> Journal | None:
@@ -122,10 +117,25 @@ class Rebase:
             return self._finished(before)
         journal = self._require(journal)
         if journal.stopped:
-            journal = journal.with_entry(self._take_resolution(journal))
+            journal = journal.with_entry(self._resolved(journal))
             journal.write(self.project)
-            self._keep_work(journal)
+            self.stop.keep_work(journal)
         return self._replay(journal)
+
+    def take(self, side: str, name: str) -> Journal:
+        """Give a file at which the rebase stops as one side has it.
+
+        Args:
+            side: "patch" or "upstream".
+            name: The file.
+
+        Raises:
+            ToolError: No rebase stops at this file.
+        """
+        journal = self._require_stop("no patch waits for a side to be taken")
+        journal = self.stop.take(journal, side, name)
+        journal.write(self.project)
+        return journal
 
     def skip(self) -> Journal | Finished:
         """Drop the patch that stops the rebase; its file is kept as a copy.
@@ -133,17 +143,11 @@ class Rebase:
         Raises:
             ToolError: No patch stops a rebase.
         """
-        journal = self._require(self._recover())
-        if not journal.stopped:
-            raise ToolError(
-                Outcome.NOT_IN_PROGRESS,
-                "no patch waits to be skipped",
-                ("Go on: python -m tools rebase --continue",),
-            )
-        self._keep_work(journal)
-        entry = Entry(
-            journal.stopped.name, Landing.SKIPPED, "", journal.stopped.details
-        )
+        journal = self._require_stop("no patch waits to be skipped")
+        found = journal.stopped
+        assert found
+        self.stop.keep_work(journal)
+        entry = Entry(found.name, Landing.SKIPPED, "", found.details)
         journal = journal.with_entry(entry)
         journal.write(self.project)
         return self._replay(journal)
@@ -167,7 +171,7 @@ class Rebase:
                 ("Take it back: python -m tools undo",),
             )
         journal = self._require(journal)
-        kept = [self._keep_work(journal), self._keep_resolutions(journal)]
+        kept = [self.stop.keep_work(journal), self.stop.keep_resolutions()]
         self._clear()
         return tuple(path for path in kept if path)
 
@@ -175,7 +179,7 @@ class Rebase:
 
     def _replay(self, journal: Journal) -> Journal | Finished:
         stored = resolutions.read(self.project.patches) if journal.offer else {}
-        stored |= self._own_resolutions()
+        stored |= self.stop.resolutions()
         with console.step("carry the series", len(journal.steps)) as shown:
             shown.advance(len(journal.done))
             while journal.next_step:
@@ -185,7 +189,7 @@ class Rebase:
                 found = carry(self.repository, Step(patch, commit), tip)
                 entry = self._settle(journal, patch, found, stored)
                 if entry is None:
-                    self._stop(journal, found)
+                    self.stop.lay_out(journal, found)
                     journal = replace(journal, stopped=found)
                     journal.write(self.project)
                     return journal
@@ -216,152 +220,19 @@ class Rebase:
         commit = commit_patch(self.repository, patch, tree, journal.tip)
         return Entry(patch.name, Landing.RESOLVED, commit, found.details, used)
 
-    def _patch(self, name: str) -> Patch:
-        return Patch.parse(name, (self.project.patches / name).read_bytes())
-
-    # ---- a stop
-
-    def _stop(self, journal: Journal, found: Carried) -> None:
-        """Lay out the work tree of a conflict, and the three versions beside it."""
-        shutil.rmtree(self.folder / "versions", ignore_errors=True)
-        shutil.rmtree(self.work.path, ignore_errors=True)
-        for conflict in found.conflicts:
-            for version, blob in conflict.versions.items():
-                content = self.repository.git("cat-file", "blob", blob).stdout
-                copy = self.folder / "versions" / f"{conflict.path}.{version}"
-                atomic.write(copy, content)
-        self.work.init()
-        borrowed = self.work.git_dir / "objects" / "info" / "alternates"
-        borrowed.write_text(f"{self.repository.git_dir / 'objects'}\n", "utf-8")
-        marked = self.work.commit_tree(found.tree, "with marks\n", journal.tip)
-        self.work.git("reset", "--hard", "--quiet", marked)
-        self.work.git("reset", "--mixed", "--quiet", journal.tip)
-
-    def _take_resolution(self, journal: Journal) -> Entry:
+    def _resolved(self, journal: Journal) -> Entry:
         """Return the entry of the stopped patch with what the user made of it."""
         found = journal.stopped
         assert found
-        if not self.work.exists:
-            self._stop(journal, found)
-        snapshot = Snapshot.take(self.work)
-        tree = self.work.tree_of(snapshot.commit)
-        self._refuse_unresolved(journal, found, tree)
-        if snapshot.commit != journal.tip:  # the tree's store has that already
-            self.repository.git(
-                "fetch", "--quiet", "--no-tags", self.work.path, snapshot.commit
-            )
+        tree = self.stop.resolved(journal)
+        used = tuple(self.stop.learn(journal, tree))
         patch = self._patch(found.name)
-        used = tuple(self._learn(journal, found, tree))
         commit = commit_patch(self.repository, patch, tree, journal.tip)
-        return Entry(found.name, Landing.RESOLVED, commit, found.details, used)
+        taken = tuple(f"{name}: taken from {side}" for name, side in journal.taken)
+        return Entry(found.name, Landing.RESOLVED, commit, found.details + taken, used)
 
-    def _refuse_unresolved(self, journal: Journal, found: Carried, tree: str) -> None:
-        tip = self.repository.tree_of(journal.tip)
-        changed = self.work.paths_between(tip, tree)
-        again = "then run: python -m tools rebase --continue"
-        marked = []
-        for path in sorted(changed):
-            file = self.work.path / path
-            before = self.repository.git(
-                "cat-file", "blob", f"{tip}:{path}", check=False
-            )
-            if (
-                file.is_file()
-                and resolutions.has_marks(file.read_bytes())
-                and not resolutions.has_marks(before.stdout)
-            ):
-                marked.append(path)
-        if marked:
-            raise ToolError(
-                Outcome.CONFLICT,
-                f"{marked[0]} still has conflict marks",
-                (f"Edit it in {self.work.path}, {again}",),
-                tuple(marked),
-            )
-        if found.landing is Landing.DELETED and tree == found.tree:
-            raise ToolError(
-                Outcome.CONFLICT,
-                f"{found.conflicts[0].path} is as the patch left it, but upstream "
-                "deleted it",
-                (
-                    f"Make the change elsewhere in {self.work.path}, {again}",
-                    "or drop the patch: python -m tools rebase --skip",
-                ),
-            )
-        if tree == tip:
-            raise ToolError(
-                Outcome.CONFLICT,
-                f"nothing is left of {found.name}",
-                ("Drop it, keeping a copy: python -m tools rebase --skip",),
-            )
-        ours = {file.target for file in overlay.files(self.project.root)} & changed
-        if ours:
-            raise ToolError(
-                Outcome.BAD_OVERLAY,
-                f"{sorted(ours)[0]} is an overlay, which no patch may change",
-                ("Undo that, and change the overlay in its own folder",),
-            )
-
-    def _learn(
-        self, journal: Journal, found: Carried, tree: str
-    ) -> Iterator[tuple[str, str]]:
-        """Keep the user's resolutions for the next time; yield path and file."""
-        for conflict in found.conflicts:
-            sides = [
-                self.work.git(
-                    "cat-file", "blob", f"{side}:{conflict.path}", check=False
-                )
-                for side in (found.tree, tree)
-            ]
-            if any(side.status != 0 for side in sides):
-                continue
-            about = {
-                "Patch": found.name,
-                "File": conflict.path,
-                "Rebase": f"{journal.old.version} to {journal.new.version}",
-            }
-            marked, solved = (side.stdout for side in sides)
-            learned = resolutions.learn(marked, solved, about)
-            if not learned and resolutions.has_marks(marked):
-                console.note(
-                    f"{conflict.path}: changed outside the conflict too, so this "
-                    "resolution cannot be used again"
-                )
-            for resolution in learned:
-                atomic.write(self._learned / resolution.filename, resolution.to_bytes())
-                yield conflict.path, resolution.filename
-
-    @property
-    def _learned(self) -> Path:
-        return self.folder / "patches" / resolutions.FOLDER
-
-    def _own_resolutions(self) -> dict[str, resolutions.Resolution]:
-        return resolutions.read(self._learned.parent)
-
-    def _keep_resolutions(self, journal: Journal) -> Path | None:
-        """Keep a copy of the resolutions that the user made in this rebase."""
-        made = self._own_resolutions()
-        target = _kept(self.project, journal) / "patches" / resolutions.FOLDER
-        for resolution in made.values():
-            atomic.write(target / resolution.filename, resolution.to_bytes())
-        return target if made else None
-
-    def _keep_work(self, journal: Journal) -> Path | None:
-        """Keep a copy of what the user did in the work tree, and remove that."""
-        kept = None
-        if self.work.exists and journal.stopped:
-            snapshot = Snapshot.take(self.work)
-            found = journal.stopped
-            if self.work.tree_of(snapshot.commit) != found.tree:
-                diff = self.work.git(
-                    "diff", "--binary", "--full-index", found.tree, snapshot.commit
-                )
-                kept = self.project.dropped / f"{snapshot.commit[:12]}.patch"
-                atomic.write(kept, diff.stdout)
-                console.note(f"your edits are kept in {kept}")
-        shutil.rmtree(self.work.path, ignore_errors=True)
-        shutil.rmtree(self.folder / "versions", ignore_errors=True)
-        return kept
+    def _patch(self, name: str) -> Patch:
+        return Patch.parse(name, (self.project.patches / name).read_bytes())
 
     # ---- the end
 
@@ -414,7 +285,7 @@ class Rebase:
                 patches.append(replace(self._patch(entry.name), diff=diff))
         for name, content in files_of(project.patches, patches).items():
             yield f"patches/{name}", File(content)
-        for resolution in self._own_resolutions().values():
+        for resolution in self.stop.resolutions().values():
             name = f"patches/{resolutions.FOLDER}/{resolution.filename}"
             yield name, File(resolution.to_bytes())
         pin_text = project.pin_file.read_text("utf-8")
@@ -435,6 +306,16 @@ class Rebase:
         self.tree.recover()
         return self.journal
 
+    def _require_stop(self, otherwise: str) -> Journal:
+        journal = self._require(self._recover())
+        if not journal.stopped:
+            raise ToolError(
+                Outcome.NOT_IN_PROGRESS,
+                otherwise,
+                ("Go on: python -m tools rebase --continue",),
+            )
+        return journal
+
     def _require(self, journal: Journal | None) -> Journal:
         if journal is None:
             raise ToolError(
@@ -443,8 +324,3 @@ class Rebase:
                 ("Begin one: python -m tools rebase RELEASE",),
             )
         return journal
-
-
-def _kept(project: Project, journal: Journal) -> Path:
-    name = f"{report.name(journal.old, journal.new)}-{journal.inputs[:8]}"
-    return project.dropped / name

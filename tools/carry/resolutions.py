@@ -119,6 +119,24 @@ def has_marks(content: bytes) -> bool:
     return bool(_LEFT.search(content))
 
 
+def first_mark(content: bytes) -> int:
+    """Return the line, from 1, of the first conflict mark that `has_marks` finds."""
+    found = _LEFT.search(content)
+    return content.count(b"\n", 0, found.start()) + 1 if found else 0
+
+
+def choose(content: bytes, side: str) -> bytes:
+    """Return a file in which each clash is as one side has it.
+
+    Args:
+        content: The file with conflict marks.
+        side: "patch" or "upstream".
+    """
+    pieces, clashes = split(content)
+    texts = [clash.patch if side == "patch" else clash.upstream for clash in clashes]
+    return _filled(pieces, texts)
+
+
 def split(content: bytes) -> tuple[list[bytes], list[Clash]]:
     """Split a file with conflict marks.
 
@@ -155,7 +173,11 @@ def solve(content: bytes, stored: dict[str, Resolution]) -> bytes | None:
     pieces, clashes = split(content)
     if not clashes or any(clash.id not in stored for clash in clashes):
         return None
-    texts = [stored[clash.id].text for clash in clashes]
+    return _filled(pieces, [stored[clash.id].text for clash in clashes])
+
+
+def _filled(pieces: list[bytes], texts: list[bytes]) -> bytes:
+    """Return the pieces around the clashes with a text for each clash."""
     return pieces[0] + b"".join(
         text + piece for text, piece in zip(texts, pieces[1:], strict=True)
     )

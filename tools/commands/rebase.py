@@ -6,17 +6,24 @@ from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.carry.journal import Journal
 from tools.carry.rebase import Finished, Rebase
+from tools.carry.unresolved import SIDES
 from tools.cli.options import Settings, json_option
 
 _AGAIN = "python -m tools rebase"
 
 
 @click.command("rebase")
-@click.argument("release", required=False)
+@click.argument("target", metavar="[RELEASE | FILE]", required=False)
 @click.option("--continue", "action", flag_value="continue", help="Go on.")
 @click.option("--skip", "action", flag_value="skip", help="Drop the stopped patch.")
 @click.option("--abort", "action", flag_value="abort", help="Put everything back.")
 @click.option("--status", "action", flag_value="status", help="Say where it stands.")
+@click.option(
+    "--take",
+    "side",
+    type=click.Choice(SIDES),
+    help="Take FILE, at which it stopped, as this side has it.",
+)
 @click.option(
     "--no-resolutions", is_flag=True, help="Do not use the stored resolutions."
 )
@@ -24,22 +31,25 @@ _AGAIN = "python -m tools rebase"
 @click.pass_obj
 def command(
     settings: Settings,
-    release: str | None,
+    target: str | None,
     action: str | None,
+    side: str | None,
     no_resolutions: bool,
     as_json: bool,
 ) -> None:
     """Carry the series to RELEASE by three-way merges; the pin moves with it.
 
     Files change only at the end, all of them or none. At a conflict, edit the work
-    tree that is named, then go on with --continue. Copies of dropped patches are kept
-    under build/dropped.
+    tree that is named, then go on with --continue. Where a file has no lines to edit,
+    for example a picture that both sides changed, say whose version it shall be with
+    --take. Copies of dropped patches are kept under build/dropped.
 
     Example: python -m tools rebase 0.33.0
     """
-    if bool(release) == bool(action):
+    if bool(target) == bool(action) or (side and not target):
         raise click.UsageError(
-            "name a release, or one of --continue, --skip, --abort and --status"
+            "name a release, or one of --continue, --skip, --abort and --status, or "
+            "--take SIDE FILE"
         )
     project = settings.project
     with project.lock():
@@ -52,9 +62,11 @@ def command(
             report = _result(rebase, rebase.skip())
         elif action == "continue":
             report = _result(rebase, rebase.proceed())
+        elif side and target:
+            report = _taken(rebase, rebase.take(side, target), side, target)
         else:
-            assert release
-            report = _result(rebase, rebase.start(release, offer=not no_resolutions))
+            assert target
+            report = _result(rebase, rebase.start(target, offer=not no_resolutions))
     console.show(report, as_json)
     click.get_current_context().exit(report.outcome.exit_code)
 
@@ -102,16 +114,30 @@ def _result(rebase: Rebase, result: Journal | Finished) -> Report:
     )
 
 
+def _taken(rebase: Rebase, journal: Journal, side: str, name: str) -> Report:
+    return Report(
+        "rebase",
+        Outcome.DONE,
+        f"{name} is as {side} has it",
+        (f"Go on: {_AGAIN} --continue",),
+        (f"the work tree is {rebase.stop.work.path}",),
+        _data(journal),
+    )
+
+
 def _stopped(rebase: Rebase, journal: Journal, outcome: Outcome) -> Report:
     found = journal.stopped
     assert found
-    files = [conflict.path for conflict in found.conflicts]
+    files = list(dict.fromkeys(conflict.name for conflict in found.conflicts))
     steps = (
-        f"Edit {', '.join(files)} in {rebase.work.path}, then: {_AGAIN} --continue",
+        f"Edit {', '.join(files)} in {rebase.stop.work.path}, "
+        f"then: {_AGAIN} --continue",
+        f"or take a file as one side has it: {_AGAIN} --take patch {files[0]} "
+        f"(or: --take upstream {files[0]})",
         f"or drop the patch, keeping a copy: {_AGAIN} --skip",
         f"or give up: {_AGAIN} --abort",
     )
-    versions = rebase.folder / "versions"
+    versions = rebase.stop.versions
     return Report(
         "rebase",
         outcome,
@@ -161,7 +187,8 @@ def _data(journal: Journal) -> dict[str, object]:
             "name": stopped.name,
             "landing": stopped.landing.value,
             "details": list(stopped.details),
-            "files": [conflict.path for conflict in stopped.conflicts],
+            "files": list(dict.fromkeys(c.name for c in stopped.conflicts)),
+            "taken": dict(journal.taken),
         }
         if stopped
         else None,

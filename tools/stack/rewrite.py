@@ -13,6 +13,7 @@ from tools.tree.export import Step, diff_between, files_of
 from tools.tree.inputs import Inputs, copy_inputs
 from tools.tree.patch import Patch
 from tools.tree.scratch import scratch
+from tools.tree.threeway import three_way
 from tools.tree.transaction import Changes, File, write
 from tools.tree.tree import Tree
 
@@ -131,30 +132,15 @@ def merge(repository: Repository, step: Step, onto: str, mend: tuple[str, ...]) 
     """
     if step.before == onto:
         return step.after
-    base = repository.commit_tree(step.before, "base\n", None)
-    ours = repository.commit_tree(onto, "ours\n", base)
-    theirs = repository.commit_tree(step.after, "theirs\n", base)
-    done = repository.git(
-        *("-c", "merge.renames=false", "merge-tree", "--write-tree", "--name-only"),
-        *("-z", ours, theirs),
-        check=False,
-    )
-    if done.status == 0:
-        return done.text.split("\0")[0]
-    if done.status != 1:
+    merged = three_way(repository, step.before, onto, step.after, renames=False)
+    if merged.conflicts:
         raise ToolError(
-            Outcome.COMMAND_FAILED,
-            f"git merge-tree failed with status {done.status}",
-            ("It needs git 2.38 or later: git --version",),
-            tuple(done.error_text.splitlines()[-5:]),
+            Outcome.CONFLICT,
+            f"{step.patch.name} conflicts with the change; nothing was written",
+            mend,
+            tuple(f"conflict in {conflict.name}" for conflict in merged.conflicts),
         )
-    files = done.text.split("\0\0")[0].split("\0")[1:]
-    raise ToolError(
-        Outcome.CONFLICT,
-        f"{step.patch.name} conflicts with the change; nothing was written",
-        mend,
-        tuple(f"conflict in {file}" for file in files),
-    )
+    return merged.tree
 
 
 def _series_changes(folder: Path, patches: Sequence[Patch]) -> Changes:

@@ -3,6 +3,7 @@
 One commit holds the release, one the overlays, one each patch of the series.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -17,6 +18,9 @@ from tools.tree.inputs import Inputs
 from tools.tree.patch import Patch, check_place
 from tools.tree.scratch import scratch
 from tools.tree.state import State
+
+# Of a diff's head: a line of a file's text has a sign before it.
+_SUBMODULE = re.compile(rb"^(new file mode|new mode) 160000$", re.MULTILINE)
 
 
 def base_reference(pin: Pin) -> str:
@@ -129,6 +133,12 @@ def _apply_series(project: Project, inputs: Inputs, overlays: str) -> Iterator[s
 
 def _apply(repository: Repository, patch: Patch, index: Path) -> None:
     """Apply a patch to an index, each hunk at the very place that it names."""
+    if _SUBMODULE.search(patch.diff):
+        raise ToolError(
+            Outcome.BAD_PATCH,
+            f"{patch.name} adds a submodule, which no sdist can have",
+            ("Add its files as an overlay",),
+        )
     for hunk in patch.hunks():
         blob = repository.git(
             "cat-file", "blob", f":{hunk.path}", index=index, check=False

@@ -1,7 +1,8 @@
 """The work tree: where it stands, what is in its way, and how it moves."""
 
+import os
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from tools.base import console
 from tools.base.errors import ToolError
@@ -132,8 +133,12 @@ class WorkTree:
         old = old or self.repository.resolve("HEAD")
         if old is None:
             return
-        added = sorted(self.repository.paths_between(old, new, added=True))
-        there = [path for path in added if (self.project.tree / path).exists()]
+        added = self.repository.paths_between(old, new, added=True)
+        above = {str(up) for path in added for up in PurePosixPath(path).parents}
+        there = sorted(
+            {path for path in added if self._holds_strangers(path)}
+            | {path for path in above if self._is_strange_file(path, old)}
+        )
         if there:
             raise ToolError(
                 Outcome.TREE_EDITED,
@@ -142,6 +147,20 @@ class WorkTree:
                 ("Move it away, then run the command again",),
                 tuple(there[:10]),
             )
+
+    def _holds_strangers(self, path: str) -> bool:
+        """Whether a path is a file, or a folder with files that git does not track."""
+        file = self.project.tree / path
+        if not file.is_dir() or file.is_symlink():
+            return os.path.lexists(file)
+        listed = self.repository.git("ls-files", "-z", "--others", "--", path)
+        return bool(listed.stdout)
+
+    def _is_strange_file(self, path: str, old: str) -> bool:
+        """Whether a path is a file, though a commit has no such file."""
+        file = self.project.tree / path
+        is_file = os.path.lexists(file) and (file.is_symlink() or not file.is_dir())
+        return is_file and not self.repository.entry(old, path)
 
     def refuse_strangers(self) -> None:
         """Stop at a tree folder that these tools did not make.

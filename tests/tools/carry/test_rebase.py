@@ -14,17 +14,26 @@ from pathlib import Path
 
 import pytest
 from checkout import CORE, FILES, HEADER, REPOSITORY, Checkout, make_sdist
+from rebases import (
+    abort,
+    landings,
+    proceed,
+    put_on,
+    resolve,
+    run,
+    start,
+    state,
+    work,
+)
 from releases import CONFLICT, release
 
 from tools.base import atomic, fault
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
-from tools.carry.journal import Journal
 from tools.carry.landing import Landing
 from tools.carry.rebase import Finished, Rebase
 from tools.carry.releases import Releases
 from tools.carry.resolutions import Clash, Resolution, learn, solve, split
-from tools.source.fetch import Sdist
 from tools.source.pin import Pin
 from tools.tree.patch import Patch
 from tools.tree.transaction import Transaction
@@ -32,65 +41,11 @@ from tools.tree.transaction import Transaction
 OTHER = "def third():\n    value = 0\n    value += 3\n    return value\n"
 
 
-def put_on(checkout: Checkout, version: str) -> None:
-    """Pin another release and take the tree as it comes."""
-    pin = checkout.project.pin_file
-    pins = Releases.read(checkout.project.releases_file).pins
-    pin.write_text(pins[version].to_toml(pin.read_text()))
-    with checkout.project.lock():
-        checkout.tree.apply(Sdist(checkout.project.cache), relock=True)
-
-
 def patch(path: str, hunk: str, subject: str) -> str:
     return (
         HEADER.format(subject=subject) + f"diff --git a/{path} b/{path}\n"
         f"index 1111111..2222222 100644\n--- a/{path}\n+++ b/{path}\n{hunk}"
     )
-
-
-def run(checkout: Checkout, step: Callable[[Rebase], Journal | Finished]):
-    """Take one step of a rebase; return the journal that it leaves."""
-    with checkout.project.lock():
-        result = step(Rebase(checkout.project))
-    return result.journal if isinstance(result, Finished) else result
-
-
-def start(checkout: Checkout, version: str = "2.0") -> Journal:
-    return run(checkout, lambda rebase: rebase.start(version))
-
-
-def proceed(checkout: Checkout) -> Journal:
-    return run(checkout, Rebase.proceed)
-
-
-def abort(checkout: Checkout) -> tuple[Path, ...]:
-    with checkout.project.lock():
-        return Rebase(checkout.project).abort()
-
-
-def landings(journal: Journal) -> list[str]:
-    return [entry.landing.value for entry in journal.done]
-
-
-def state(checkout: Checkout) -> dict[str, bytes]:
-    """Every byte that a user sees: of the project, and of the tree and its commit."""
-    root = checkout.project.root
-    files = {
-        str(path.relative_to(root)): path.read_bytes()
-        for name in ("patches", "upstream", "vllm_overlay")
-        for path in sorted((root / name).rglob("*"))
-        if path.is_file()
-    }
-    tree = checkout.tree.repository
-    files |= {f"tree/{name}": content for name, content in checkout.files().items()}
-    files["commit"] = str(tree.resolve("HEAD")).encode()
-    files["edits"] = "\n".join(tree.changed_paths()).encode()
-    return files
-
-
-def work(checkout: Checkout) -> Path:
-    """The folder in which the user resolves a conflict."""
-    return checkout.project.build / "rebase" / "tree"
 
 
 # ---- what becomes of a patch
@@ -248,19 +203,14 @@ def test_patch_that_both_would_put_into_another_function_stops(
     assert journal.stopped
     assert journal.stopped.landing is Landing.MISPLACED
     assert "made for second and would now change other" in journal.stopped.details[0]
-    # Accepted as it is:
+    # It is not accepted without a word.
+    with pytest.raises(ToolError, match=r"vllm/core\.py is open: place"):
+        proceed(checkout)
+    run(checkout, lambda rebase: rebase.take("patch", "vllm/core.py"))
     assert landings(proceed(checkout)) == ["resolved", "clean"]
 
 
 # ---- a conflict
-
-
-def resolve(checkout: Checkout, text: str = "total += 23") -> None:
-    """Resolve the conflict of `CONFLICT` as a user would."""
-    core = work(checkout) / "vllm/core.py"
-    head, _, rest = core.read_text().partition("<<<<<<<")
-    tail = rest.partition(">>>>>>>")[2].partition("\n")[2]
-    core.write_text(f"{head}    {text}\n{tail}")
 
 
 def test_conflict_stops_with_three_versions_and_what_upstream_did(

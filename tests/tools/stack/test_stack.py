@@ -148,6 +148,26 @@ def test_ignored_file_in_the_way_of_a_push_stays(checkout: Checkout) -> None:
     assert checkout.files()["notes.md"] == b"mine\n"
 
 
+def test_file_that_becomes_a_folder_is_no_stranger_but_an_ignored_one_is(
+    checkout: Checkout,
+) -> None:
+    tree = checkout.project.tree
+    (tree / "README.md").unlink()
+    (tree / "README.md").mkdir()
+    (tree / "README.md" / "all.txt").write_text("ours\n")
+    (tree / "notes.txt").write_text("ours\n")
+    checkout.tools("new", "docs: a folder of them")
+    checkout.tools("pop")
+    checkout.tools("push")
+    checkout.tools("pop")
+    (tree / ".git" / "info").mkdir(exist_ok=True)
+    (tree / ".git" / "info" / "exclude").write_text("/notes.txt\n")
+    (tree / "notes.txt").mkdir()
+    (tree / "notes.txt" / "mine").write_text("mine\n")
+    checkout.tools("push", code=1)
+    assert (tree / "notes.txt" / "mine").read_text() == "mine\n"
+
+
 def test_apply_pushes_what_was_popped(four: Checkout) -> None:
     whole = four.files()
     four.tools("pop", "3")

@@ -441,3 +441,16 @@ def test_next_steps_name_the_same_checkout(checkout: Checkout) -> None:
     edit(checkout, "changed")
     done = checkout.cli("apply")
     assert f"--project {checkout.project.root} apply --drop" in done.stderr
+
+
+def test_patch_that_adds_a_submodule_is_refused(checkout: Checkout) -> None:
+    """No release can have one, and no work tree of a conflict would keep it."""
+    commit = "1" * 40
+    diff = (
+        "diff --git a/sub b/sub\nnew file mode 160000\n"
+        f"index {'0' * 40}..{commit}\n--- /dev/null\n+++ b/sub\n"
+        f"@@ -0,0 +1 @@\n+Subproject commit {commit}\n"
+    )
+    checkout.write_patch("0003-sub.patch", HEADER.format(subject="sub: add it") + diff)
+    with pytest.raises(ToolError, match="adds a submodule"):
+        checkout.apply(relock=True)
