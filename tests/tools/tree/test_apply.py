@@ -23,6 +23,7 @@ from checkout import (
 )
 
 from tools.base import process
+from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
 
 # ---- the tree
