@@ -51,13 +51,14 @@ OVERLAY = b"# SPDX-License-Identifier: Apache-2.0\nNAME = 'tagma'\n"
 HEADER = """\
 From: A. Müller <a@example.com>
 Subject: {subject}
+
+Why it is needed.
+
 Origin: vendor
 Forwarded: no
 Upstream-Status: Pending
 Last-Update: 2026-01-02
 SPDX-License-Identifier: Apache-2.0
-
-Why it is needed.
 ---
 """
 

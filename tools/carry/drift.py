@@ -12,7 +12,8 @@ from tools.carry.place import Change, Scopes, changes, distance, overlap
 from tools.carry.report import names_data
 from tools.carry.uses import Finding, Release, collect, compare
 from tools.source.pin import Pin
-from tools.tree.patch import Hunk, Patch, places, split_lines
+from tools.tree.hunk import Hunk, places, split_lines
+from tools.tree.patch import Patch
 from tools.tree.series import Series
 from tools.tree.tree import base_reference
 

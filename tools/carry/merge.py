@@ -16,7 +16,8 @@ from tools.base.outcome import Outcome
 from tools.carry import resolutions
 from tools.carry.landing import Carried, Conflict, Landing
 from tools.carry.place import changes, distance, scopes_of_change
-from tools.tree.patch import Hunk, Patch, check_place, places, split_lines
+from tools.tree.hunk import Hunk, check_place, places, split_lines
+from tools.tree.patch import Patch
 
 _STAGES = {"1": "base", "2": "upstream", "3": "patch"}
 _NEAR = 3  # lines between a patch's change and upstream's that may be its cause

@@ -11,7 +11,7 @@ from tools.stack.stack import Stack
 from tools.tree import overlay
 from tools.tree.edits import Snapshot
 from tools.tree.export import Step, slug
-from tools.tree.lint import mangled
+from tools.tree.header import Header
 from tools.tree.patch import Patch
 from tools.tree.transaction import Changes, File
 
@@ -170,24 +170,23 @@ def header(stack: Stack, subject: str, description: str, author: str = "") -> Pa
         "SPDX-License-Identifier": "Apache-2.0",
     }
     name = f"{number:04}-{slug(subject)}.patch"
-    patch = Patch(name, fields, description.strip("\n"), b"diff --git a/x b/x\n")
+    made = Header.of(fields, description.strip("\n"))
+    patch = Patch(name, made, b"diff --git a/x b/x\n")
     try:
-        found = [str(finding) for finding in mangled(patch)]
-        if Patch.parse(name, patch.to_bytes()) != patch:
-            found.append("subject or description would be read back differently")
+        if Patch.parse(name, patch.to_bytes()).fields == fields:
+            return patch
+        why = "subject or description would be read back differently"
     except ToolError as error:
-        found = [error.message]
-    if found:
-        raise ToolError(
-            Outcome.USAGE,
-            found[0],
-            ("Give the subject in one line, and the author as `Name <address>`",),
-        )
-    return patch
+        why = error.message
+    raise ToolError(
+        Outcome.USAGE,
+        why,
+        ("Give the subject in one line, and the author as `Name <address>`",),
+    )
 
 
 def _dated(patch: Patch) -> Patch:
-    return replace(patch, fields=patch.fields | {"Last-Update": _today()})
+    return replace(patch, header=patch.header.with_field("Last-Update", _today()))
 
 
 def _today() -> str:

@@ -199,7 +199,7 @@ def _text_of(folder: Path, patch: Patch) -> bytes:
     path = folder / patch.name
     if path.is_file():
         old = path.read_bytes()
-        head = len(patch.head().encode())
+        head = len(patch.header.render().encode())
         if old[:head] == new[:head] and patch.differs_cosmetically(
             replace(patch, diff=old[head:])
         ):

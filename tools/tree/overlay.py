@@ -1,8 +1,12 @@
 """The overlays: folders of new files and where they are laid into the tree."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tools.base import text
+from tools.base.errors import ToolError
+from tools.base.outcome import Outcome
 
 # Source folder in this repository → folder in the patched tree.
 FOLDERS = {
@@ -38,6 +42,21 @@ def files(root: Path) -> Iterator[OverlayFile]:
             inside = path.relative_to(base)
             if path.is_file() and not any(map(_is_litter, inside.parts)):
                 yield OverlayFile(path, f"{target}/{inside.as_posix()}")
+
+
+def refuse_conflicts(overlays: Iterable[OverlayFile]) -> None:
+    """Stop at a file that has the marks of a conflict.
+
+    Raises:
+        ToolError: One has.
+    """
+    for file in overlays:
+        if line := text.conflict_line(file.source.read_bytes()):
+            raise ToolError(
+                Outcome.BAD_OVERLAY,
+                f"{file.source}: line {line} is the mark of a conflict",
+                ("Solve it",),
+            )
 
 
 def source_of(target: str) -> str | None:

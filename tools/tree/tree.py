@@ -25,7 +25,8 @@ from tools.source.pin import Pin, write_lock
 from tools.source.source import Source
 from tools.tree import overlay
 from tools.tree.edits import Snapshot
-from tools.tree.patch import Patch, check_place
+from tools.tree.hunk import check_place
+from tools.tree.patch import Patch
 from tools.tree.series import Series
 from tools.tree.transaction import Transaction
 
@@ -511,6 +512,7 @@ class Tree:
         return State(inputs.digest(), overlays, commit, True)
 
     def _lay_overlays(self, inputs: Inputs, base: str, index: Path) -> None:
+        overlay.refuse_conflicts(inputs.overlays)
         repository = self.repository
         listed = repository.git("ls-tree", "-r", "-z", "--name-only", base).text
         upstream = set(listed.split("\0"))
