@@ -23,7 +23,8 @@ from tools.carry.releases import Releases, imported
 from tools.source.source import Sdist
 from tools.tree import overlay
 from tools.tree.edits import Snapshot
-from tools.tree.export import diff_between, files_of
+from tools.tree.export import diff_between
+from tools.tree.folder import files_of
 from tools.tree.patch import Patch
 from tools.tree.series import Series
 from tools.tree.tree import Inputs, Tree

@@ -10,8 +10,9 @@ from tools.stack.rewrite import Rewritten, rewrite
 from tools.stack.stack import Stack
 from tools.tree import overlay
 from tools.tree.edits import Snapshot
-from tools.tree.export import Step, slug
-from tools.tree.header import Header
+from tools.tree.export import Step
+from tools.tree.folder import slug
+from tools.tree.header import DEFAULTS, Header
 from tools.tree.patch import Patch
 from tools.tree.transaction import Changes, File
 
@@ -160,15 +161,8 @@ def header(stack: Stack, subject: str, description: str, author: str = "") -> Pa
         ToolError: A field cannot stand in a header.
     """
     number = 1 + max((int(name[:4]) for name in stack.names), default=0)
-    fields = {
-        "From": author or IDENTITY,
-        "Subject": subject,
-        "Origin": "vendor",
-        "Forwarded": "no",
-        "Upstream-Status": "Pending",
-        "Last-Update": _today(),
-        "SPDX-License-Identifier": "Apache-2.0",
-    }
+    fields = {"From": author or IDENTITY, "Subject": subject} | DEFAULTS
+    fields["Last-Update"] = _today()
     name = f"{number:04}-{slug(subject)}.patch"
     made = Header.of(fields, description.strip("\n"))
     patch = Patch(name, made, b"diff --git a/x b/x\n")

@@ -10,7 +10,8 @@ from tools.base.outcome import Outcome
 from tools.stack.refresh import header
 from tools.stack.rewrite import Rewritten, merge, rewrite
 from tools.stack.stack import Stack
-from tools.tree.export import Step, slug
+from tools.tree.export import Step
+from tools.tree.folder import slug
 from tools.tree.hunk import Hunk, split_lines
 
 

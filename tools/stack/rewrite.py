@@ -8,7 +8,8 @@ from tools.base.errors import ToolError
 from tools.base.git import Repository
 from tools.base.outcome import Outcome
 from tools.base.project import Project
-from tools.tree.export import Step, diff_between, files_of
+from tools.tree.export import Step, diff_between
+from tools.tree.folder import files_of
 from tools.tree.patch import Patch
 from tools.tree.transaction import Changes, File, Transaction, copy_inputs, write
 from tools.tree.tree import Inputs, Tree

@@ -17,7 +17,7 @@ is the commit's message as it stands, so nothing of it can be lost on the way.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
+from datetime import UTC, date, datetime
 from itertools import takewhile
 
 from tools.base import text
@@ -25,14 +25,15 @@ from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
 from tools.tree import mail
 
-# The fields that each patch must have in its last paragraph.
-FIELDS = (
-    "Origin",
-    "Forwarded",
-    "Upstream-Status",
-    "Last-Update",
-    "SPDX-License-Identifier",
-)
+# The fields that each patch must have in its last paragraph, as a new one has them.
+DEFAULTS = {
+    "Origin": "vendor",
+    "Forwarded": "no",
+    "Upstream-Status": "Pending",
+    "Last-Update": "",
+    "SPDX-License-Identifier": "Apache-2.0",
+}
+FIELDS = tuple(DEFAULTS)
 _IN_HEAD = ("From", "Subject")
 _FORM = re.compile(r"From: ([^\n]*)\nSubject: ([^\n]*)\n\n((?s:.)+)\n---\n")
 _FIELD = re.compile(r"([A-Za-z][A-Za-z0-9-]*): (.+)")
@@ -74,7 +75,7 @@ class Header:
         return cls(fields["From"], fields["Subject"], body)
 
     @classmethod
-    def from_message(cls, name: str, author: str, message: str) -> "Header":
+    def from_message(cls, author: str, message: str) -> "Header":
         """Take the header of a commit.
 
         Raises:
@@ -83,8 +84,10 @@ class Header:
         subject, _, rest = message.strip("\n").partition("\n")
         header = cls(author, subject, rest.strip("\n"))
         if missing := header.missing:
-            raise _bad(
-                name, f"the commit {subject!r} lacks the trailers {', '.join(missing)}"
+            raise ToolError(
+                Outcome.BAD_PATCH,
+                f"the commit {subject!r} lacks the trailers {', '.join(missing)}",
+                (f"Add them, if it is the last one: {_add(missing)}",),
             )
         head = header.render().encode("utf-8", "surrogateescape")
         for _, why in flaws(head):
@@ -199,6 +202,13 @@ def _why_no_header(head: str) -> tuple[int, str]:
     if not head.endswith("\n---\n"):
         return 0, "no line `---` stands right before its `diff --git` line"
     return 0, f"its header lacks {', '.join(FIELDS)}"
+
+
+def _add(fields: Sequence[str]) -> str:
+    """Return the git command that gives the last commit of the tree fields."""
+    values = DEFAULTS | {"Last-Update": datetime.now(UTC).date().isoformat()}
+    trailers = [f"--trailer '{field}: {values[field]}'" for field in fields]
+    return f"git -C build/tree commit --amend --no-edit {' '.join(trailers)}"
 
 
 def _bad(name: str, why: str) -> ToolError:

@@ -76,7 +76,7 @@ class Patch:
         Raises:
             ToolError: The message lacks a field, or cannot stand in a patch.
         """
-        return cls(name, Header.from_message(name, author, message), diff)
+        return cls(name, Header.from_message(author, message), diff)
 
     def differs_cosmetically(self, other: "Patch") -> bool:
         """Whether only blob ids and the text behind a hunk's place differ.

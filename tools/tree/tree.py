@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from tools.base import console
@@ -25,9 +25,11 @@ from tools.source.pin import Pin, write_lock
 from tools.source.source import Source
 from tools.tree import overlay
 from tools.tree.edits import Snapshot
+from tools.tree.folder import file_digests
 from tools.tree.hunk import check_place
 from tools.tree.patch import Patch
 from tools.tree.series import Series
+from tools.tree.shield import shield
 from tools.tree.transaction import Transaction
 
 _SCRATCH = "scratch-"
@@ -49,6 +51,7 @@ class State:
         commit: The last commit of the series.
         moving: The work tree is on its way to `here`.
         position: Where the work tree stands in the series; "": at `commit`.
+        patches: Digest of each file in patches/ that it was made from, by name.
     """
 
     inputs: str
@@ -56,6 +59,7 @@ class State:
     commit: str
     moving: bool
     position: str = ""
+    patches: dict[str, str] = field(default_factory=dict)
 
     @property
     def here(self) -> str:
@@ -198,6 +202,7 @@ class Tree:
                 outcome, state.commit, tree, len(inputs.series.names), dropped
             )
         self.repository.init()
+        shield(self.repository)
         self.import_base(inputs.pin, source)
         new = self.build(inputs)
         tree = self.repository.tree_of(new.commit)
@@ -227,13 +232,15 @@ class Tree:
             return
         what = "commits that are not in patches/" if commits else "uncommitted edits"
         steps: tuple[str, ...] = (
-            f"Keep them: commit them in {self.project.tree}, one commit per patch, "
-            "then run: python -m tools export",
+            "Keep them: python -m tools export",
             "Drop them (a copy is kept): python -m tools apply --drop",
         )
         if not commits:
-            fold = "Put them into the last applied patch: python -m tools refresh"
-            steps = (fold, *steps)
+            steps = (
+                "Put them into the last applied patch: python -m tools refresh",
+                "or make a patch of them: python -m tools new SUBJECT",
+                *steps[1:],
+            )
         if own := [path for path in paths if path.endswith("/")]:
             steps = (f"Move {own[0]} away: it is a git repository of its own",)
         shown = tuple(paths[:10]) + (("…",) if len(paths) > 10 else ())
@@ -353,6 +360,8 @@ class Tree:
         if not self.rebasing:
             refuse_half_switched(self.project)
         self._remove_scratch()
+        if self.repository.exists:
+            shield(self.repository)
         if pending := Transaction.pending(self.project):
             self._remove_left_locks()
             console.note("An earlier run was interrupted; completing it …")
@@ -509,7 +518,8 @@ class Tree:
                 for path in paths:
                     commit = self._apply_patch(path, commit, index)
                     step.advance(1)
-        return State(inputs.digest(), overlays, commit, True)
+        patches = file_digests(inputs.series.folder)
+        return State(inputs.digest(), overlays, commit, True, patches=patches)
 
     def _lay_overlays(self, inputs: Inputs, base: str, index: Path) -> None:
         overlay.refuse_conflicts(inputs.overlays)
