@@ -49,9 +49,6 @@ def test_check_names_the_files_that_differ(checkout: Checkout) -> None:
     checkout.cli("export")
     path = checkout.project.patches / "0002-crlf.patch"
     path.write_bytes(path.read_bytes().replace(b"Why it", b"How it"))
-    checkout.apply()
-    checkout.cli("export")
-    path.write_bytes(path.read_bytes() + b"\n")
     done = checkout.cli("export", "--check")
     assert done.returncode == 1
     assert "0002-crlf.patch" in done.stderr
@@ -194,9 +191,12 @@ def test_deletion_of_an_overlay_file_is_refused(checkout: Checkout) -> None:
     assert "vllm_overlay/tagma.py" in done.stderr
 
 
-def test_damaged_patch_file_is_written_anew(checkout: Checkout) -> None:
-    checkout.cli("export")
+def test_damaged_patch_file_is_written_anew_by_force(checkout: Checkout) -> None:
+    checkout.tools("export")
     path = checkout.project.patches / "0001-count.patch"
-    path.write_bytes(path.read_bytes()[:40])
-    assert checkout.cli("export").returncode == 0
+    damaged = path.read_bytes()[:40]
+    path.write_bytes(damaged)
+    checkout.tools("export", code=1)
+    assert path.read_bytes() == damaged
+    checkout.tools("export", "--force")
     assert checkout.apply().outcome is Outcome.UNCHANGED
