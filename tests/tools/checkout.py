@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -52,13 +53,14 @@ OVERLAY = b"# SPDX-License-Identifier: Apache-2.0\nNAME = 'tagma'\n"
 HEADER = """\
 From: A. Müller <a@example.com>
 Subject: {subject}
+
+Why it is needed.
+
 Origin: vendor
 Forwarded: no
 Upstream-Status: Pending
 Last-Update: 2026-01-02
 SPDX-License-Identifier: Apache-2.0
-
-Why it is needed.
 ---
 """
 
@@ -125,6 +127,27 @@ class Checkout:
             done = CliRunner().invoke(main, argv[1:])
         assert done.exit_code == code, done.output
         return done
+
+    def follow(self, output: str) -> None:
+        """Do literally what an error advises, up to its first alternative.
+
+        git runs with the user's configuration, as in the user's own shell.
+        """
+        for line in output.splitlines():
+            step = line.removeprefix("next: ")
+            if step == line:
+                continue
+            if re.match("(?i)or ", step):
+                return
+            found = re.search(r"(git -C \S+ .+|\S+ -m tools .+)$", step)
+            assert found, step
+            for command in found[1].split(" && "):
+                program, _, words = command.partition(" -m tools ")
+                if words:
+                    self.tools(*re.sub(r"--project \S+", "", words).split())
+                else:
+                    root = self.project.root
+                    subprocess.run(["sh", "-c", program], cwd=root, check=True)
 
     def write_patch(self, name: str, text: str, listed: bool = True) -> None:
         (self.project.patches / name).write_bytes(text.encode())

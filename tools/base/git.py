@@ -12,7 +12,7 @@ from tools.base.process import Completed, run
 IDENTITY = "tagma <tagma@localhost>"
 EPOCH = "2026-01-01T00:00:00+0000"
 
-_PINNED_OPTIONS = (
+PINNED_OPTIONS = (
     "core.autocrlf=false",  # two upstream files have CRLF line ends
     "core.eol=lf",
     "core.safecrlf=false",
@@ -131,7 +131,7 @@ class Repository:
         if index is not None:
             environment["GIT_INDEX_FILE"] = str(index)
         environment.update(env or {})
-        options = [part for option in _PINNED_OPTIONS for part in ("-c", option)]
+        options = [part for option in PINNED_OPTIONS for part in ("-c", option)]
         return run(
             [
                 "git",

@@ -1,10 +1,11 @@
 """What a build step was made from, kept beside what it made."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from tools.base import atomic
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,4 @@ class Stamp:
 
     def write(self, inputs: Mapping[str, str]) -> None:
         """Record the step as finished."""
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(json.dumps(dict(inputs), indent=2), "utf-8")
-        os.replace(partial, self.path)
+        atomic.write(self.path, json.dumps(dict(inputs), indent=2).encode())

@@ -13,7 +13,8 @@ from tools.carry.report import names_data
 from tools.carry.uses import Finding, Release, collect, compare
 from tools.source.pin import Pin
 from tools.tree.compose import base_reference
-from tools.tree.patch import Hunk, Patch, places, split_lines
+from tools.tree.hunk import Hunk, places, split_lines
+from tools.tree.patch import Patch
 from tools.tree.series import Series
 
 _NEAR = 3  # as far as a text apply with usual context looks

@@ -16,7 +16,8 @@ from tools.carry import resolutions
 from tools.carry.landing import Carried, Landing
 from tools.carry.place import changes, distance, scopes_of_change
 from tools.carry.unresolved import PLACE
-from tools.tree.patch import Hunk, Patch, check_place, places, split_lines
+from tools.tree.hunk import Hunk, check_place, places, split_lines
+from tools.tree.patch import Patch
 from tools.tree.threeway import Conflict, Merged, three_way
 
 _NEAR = 3  # lines between a patch's change and upstream's that may be its cause

@@ -21,7 +21,8 @@ from tools.carry.releases import Releases, imported
 from tools.carry.stop import Stop
 from tools.source.fetch import Sdist
 from tools.tree.compose import commit_patch, compose, lay_overlays
-from tools.tree.export import diff_between, files_of
+from tools.tree.export import diff_between
+from tools.tree.folder import files_of
 from tools.tree.inputs import Inputs
 from tools.tree.patch import Patch
 from tools.tree.scratch import scratch

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
-from tools.tree.patch import split_lines
+from tools.tree.hunk import split_lines
 
 FOLDER = "resolutions"
 _HEAD, _MIDDLE, _TAIL = (

@@ -8,18 +8,25 @@ from tools.base.outcome import Outcome, Report
 from tools.cli.options import Settings, json_option
 from tools.stack.rewrite import rewrite
 from tools.tree.export import Export
+from tools.tree.sides import Sides
 from tools.tree.tree import Tree
 
 
 @click.command("export")
 @click.option("--check", is_flag=True, help="Change nothing; fail if they differ.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Write over patches newer than the tree, too.",
+)
 @json_option
 @click.pass_obj
-def command(settings: Settings, check: bool, as_json: bool) -> None:
+def command(settings: Settings, check: bool, force: bool, as_json: bool) -> None:
     """Write the commits of the patched tree to patches/, one file each.
 
     Every commit needs the trailers Origin, Forwarded, Upstream-Status, Last-Update
-    and SPDX-License-Identifier. The tree's lock follows.
+    and SPDX-License-Identifier. The tree's lock follows. Stops where patch files
+    changed since the tree was made of them.
 
     Example: git -C build/tree commit --all --amend && python -m tools export
     """
@@ -29,13 +36,8 @@ def command(settings: Settings, check: bool, as_json: bool) -> None:
         export = Export.of(tree, project.patches)
         changed = export.differences(project.patches)
         kept = ""
-        if check and changed:
-            raise ToolError(
-                Outcome.OUT_OF_SYNC,
-                "patches/ differs from the commits of the tree",
-                ("Write it: python -m tools export",),
-                tuple(changed),
-            )
+        if changed and not force:
+            _refuse(tree, check, changed)
         if not check:
             done = rewrite(tree, "export", export.steps, len(export.steps))
             kept = done.kept if changed else ""
@@ -54,3 +56,17 @@ def command(settings: Settings, check: bool, as_json: bool) -> None:
         ),
         as_json,
     )
+
+
+def _refuse(tree: Tree, check: bool, changed: list[str]) -> None:
+    """Stop if only a check was asked for, or the files are newer than the tree."""
+    assert tree.state
+    sides = Sides.of(tree, tree.state)
+    if check:
+        raise ToolError(
+            Outcome.OUT_OF_SYNC,
+            f"patches/ differs from the commits of the tree: {sides.message}",
+            sides.steps,
+            tuple(changed),
+        )
+    sides.refuse_overwriting()

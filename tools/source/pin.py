@@ -1,6 +1,5 @@
 """The pin: everything that identifies the upstream release under the series."""
 
-import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.base import atomic, text
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
 
@@ -62,7 +62,10 @@ class Pin:
             ToolError: A file is missing or a field is missing or malformed.
         """
         try:
-            data = tomllib.loads(path.read_text("utf-8"))
+            content = path.read_bytes()
+            if why := text.flaw(content):
+                raise _bad(path, why)
+            data = tomllib.loads(content.decode())
         except (OSError, ValueError) as error:
             raise _bad(path, str(error)) from error
         wheels = data.get("wheel", {})
@@ -115,22 +118,21 @@ def _read_lock(path: Path) -> str:
     """Return the locked tree id, or "" before the first `apply --lock`."""
     if not path.is_file():
         return ""
-    text = path.read_text("utf-8").strip()
-    if not _OBJECT_ID.fullmatch(text):
+    data = path.read_bytes()
+    held = data.decode("utf-8", "replace").strip()
+    if not _OBJECT_ID.fullmatch(held):
         raise ToolError(
             Outcome.BAD_PIN,
-            f"{path.name} does not hold one git tree id",
+            f"{path.name}: {text.flaw(data) or 'it does not hold one git tree id'}",
             (f"Remove {path}, then: python -m tools apply --lock",),
         )
-    return text
+    return held
 
 
 def write_lock(pin_file: Path, tree: str) -> None:
     """Lock the patched tree's id beside the pin."""
     lock = pin_file.with_name("tree.lock")
-    partial = lock.with_suffix(".partial")
-    partial.write_text(f"{tree}\n", "utf-8")
-    os.replace(partial, lock)
+    atomic.write(lock, f"{tree}\n".encode())
 
 
 def _bad(path: Path, why: str) -> ToolError:

@@ -10,8 +10,9 @@ from tools.stack.rewrite import Rewritten, rewrite
 from tools.stack.stack import Stack
 from tools.tree import overlay
 from tools.tree.edits import Snapshot
-from tools.tree.export import Step, slug
-from tools.tree.lint import mangled
+from tools.tree.export import Step
+from tools.tree.folder import slug
+from tools.tree.header import DEFAULTS, Header
 from tools.tree.patch import Patch
 from tools.tree.transaction import Changes, File
 
@@ -162,34 +163,26 @@ def header(stack: Stack, subject: str, description: str, author: str = "") -> Pa
         ToolError: A field cannot stand in a header.
     """
     number = 1 + max((int(name[:4]) for name in stack.names), default=0)
-    fields = {
-        "From": author or IDENTITY,
-        "Subject": subject,
-        "Origin": "vendor",
-        "Forwarded": "no",
-        "Upstream-Status": "Pending",
-        "Last-Update": _today(),
-        "SPDX-License-Identifier": "Apache-2.0",
-    }
+    fields = {"From": author or IDENTITY, "Subject": subject} | DEFAULTS
+    fields["Last-Update"] = _today()
     name = f"{number:04}-{slug(subject)}.patch"
-    patch = Patch(name, fields, description.strip("\n"), b"diff --git a/x b/x\n")
+    made = Header.of(fields, description.strip("\n"))
+    patch = Patch(name, made, b"diff --git a/x b/x\n")
     try:
-        found = [str(finding) for finding in mangled(patch)]
-        if Patch.parse(name, patch.to_bytes()) != patch:
-            found.append("subject or description would be read back differently")
+        if Patch.parse(name, patch.to_bytes()).fields == fields:
+            return patch
+        why = "subject or description would be read back differently"
     except ToolError as error:
-        found = [error.message]
-    if found:
-        raise ToolError(
-            Outcome.USAGE,
-            found[0],
-            ("Give the subject in one line, and the author as `Name <address>`",),
-        )
-    return patch
+        why = error.message
+    raise ToolError(
+        Outcome.USAGE,
+        why,
+        ("Give the subject in one line, and the author as `Name <address>`",),
+    )
 
 
 def _dated(patch: Patch) -> Patch:
-    return replace(patch, fields=patch.fields | {"Last-Update": _today()})
+    return replace(patch, header=patch.header.with_field("Last-Update", _today()))
 
 
 def _today() -> str:

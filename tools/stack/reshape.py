@@ -10,8 +10,9 @@ from tools.base.outcome import Outcome
 from tools.stack.refresh import header
 from tools.stack.rewrite import Rewritten, merge, rewrite
 from tools.stack.stack import Stack
-from tools.tree.export import Step, slug
-from tools.tree.patch import Hunk, split_lines
+from tools.tree.export import Step
+from tools.tree.folder import slug
+from tools.tree.hunk import Hunk, split_lines
 
 
 def drop(stack: Stack, number: int) -> Rewritten:
@@ -157,7 +158,8 @@ def fold(stack: Stack, number: int, into: int) -> Rewritten:
         )
         if part
     )
-    patch = replace(stays.patch, description=description)
+    header = stays.patch.header.with_description(description)
+    patch = replace(stays.patch, header=header)
     mend = _by_git(stack, f"rebase --interactive {stack.state.overlays[:12]}")
     repository = stack.repository
     if into < number:

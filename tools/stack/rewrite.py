@@ -9,7 +9,8 @@ from tools.base.git import Repository
 from tools.base.outcome import Outcome
 from tools.base.project import Project
 from tools.tree.compose import compose, lay_overlays
-from tools.tree.export import Step, diff_between, files_of
+from tools.tree.export import Step, diff_between
+from tools.tree.folder import files_of
 from tools.tree.inputs import Inputs, copy_inputs
 from tools.tree.patch import Patch
 from tools.tree.scratch import scratch

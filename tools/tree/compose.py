@@ -14,8 +14,11 @@ from tools.base.outcome import Outcome
 from tools.base.project import Project
 from tools.source.fetch import ReleaseSource
 from tools.source.pin import Pin
+from tools.tree import overlay
+from tools.tree.folder import file_digests
+from tools.tree.hunk import check_place
 from tools.tree.inputs import Inputs
-from tools.tree.patch import Patch, check_place
+from tools.tree.patch import Patch
 from tools.tree.scratch import scratch
 from tools.tree.state import State
 
@@ -61,6 +64,7 @@ def lay_overlays(project: Project, inputs: Inputs) -> str:
     repository = Repository(project.tree)
     reference = base_reference(inputs.pin)
     base = repository.git("rev-parse", "--verify", reference).text
+    overlay.refuse_conflicts(inputs.overlays)
     _refuse_replacing(repository, inputs, base)
     paths = "".join(f"{file.source}\n" for file in inputs.overlays)
     blobs = repository.git(
@@ -89,7 +93,8 @@ def compose(project: Project, inputs: Inputs) -> State:
         for commit in _apply_series(project, inputs, commits[0]):
             commits.append(commit)
             step.advance(1)
-    return State(inputs.digest(), commits[0], commits[-1], True)
+    patches = file_digests(inputs.series.folder)
+    return State(inputs.digest(), commits[0], commits[-1], True, patches=patches)
 
 
 def commit_patch(repository: Repository, patch: Patch, tree: str, parent: str) -> str:

@@ -1,17 +1,15 @@
 """The way back: from the tree's commits to patch files, byte for byte."""
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from tools.base import console
 from tools.base.errors import ToolError
 from tools.base.git import Repository
 from tools.base.outcome import Outcome
 from tools.tree import overlay
+from tools.tree.folder import files_of, names_by_subject, slug
 from tools.tree.patch import Patch
-from tools.tree.series import listed, text_with
+from tools.tree.state import State
 from tools.tree.tree import Tree
 
 # Each option removes one way in which git's output depends on its environment.
@@ -76,10 +74,7 @@ class Export:
             raise ToolError(
                 Outcome.TREE_EDITED,
                 f"{tree.project.tree} has uncommitted edits",
-                (
-                    "Put them into the last applied patch: python -m tools refresh",
-                    f"or commit them: git -C {tree.project.tree} commit --all",
-                ),
+                _commit_or_refresh(tree, state),
                 tuple(paths[:10]),
             )
         export = cls.between(tree, folder, state.overlays, "HEAD")
@@ -111,7 +106,7 @@ class Export:
                 (f"Make it linear: git -C {tree.project.tree} rebase",),
             )
         commits = repository.git("rev-list", "--reverse", span).text.split()
-        names = _names_by_subject(folder)
+        names = names_by_subject(folder)
         steps = []
         for number, commit in enumerate(commits, start=1):
             shown = repository.git(
@@ -162,70 +157,21 @@ class Export:
         ]
 
 
+def _commit_or_refresh(tree: Tree, state: State) -> tuple[str, ...]:
+    """Return how to keep edits in the work tree, be it at a commit of its own."""
+    if tree.repository.resolve("HEAD") == state.here:
+        return (
+            "Put them into the last applied patch: python -m tools refresh",
+            "or make a patch of them: python -m tools new SUBJECT",
+        )
+    git = f"git -C {tree.project.tree}"
+    amend = f"{git} add --all && {git} commit --amend --no-edit"
+    return (f"Put them into the last commit: {amend}",)
+
+
 def diff_between(repository: Repository, before: str, after: str) -> bytes:
     """Return the diff of two trees in the form that patches have."""
     return repository.git("diff-tree", *_DIFF_OPTIONS, before, after).stdout
-
-
-def files_of(folder: Path, patches: Sequence[Patch]) -> dict[str, bytes]:
-    """Return the files that hold a series, by name, `series` among them.
-
-    A present file whose patch differs only cosmetically stays as it is, and so do
-    the comments in `series`.
-
-    Args:
-        folder: The patch folder as it is.
-        patches: The series.
-
-    Raises:
-        ToolError: Two patches have one name.
-    """
-    files = {patch.name: _text_of(folder, patch) for patch in patches}
-    if len(files) != len(patches):
-        raise ToolError(
-            Outcome.BAD_SERIES,
-            "two commits have the same subject and place",
-            ("Reword one of them",),
-        )
-    series = folder / "series"
-    text = series.read_text("utf-8") if series.exists() else ""
-    if listed(text) != list(files):
-        text = text_with(text, list(files))
-    return files | {"series": text.encode()}
-
-
-def _text_of(folder: Path, patch: Patch) -> bytes:
-    new = patch.to_bytes()
-    path = folder / patch.name
-    if path.is_file():
-        old = path.read_bytes()
-        head = len(patch.head().encode())
-        if old[:head] == new[:head] and patch.differs_cosmetically(
-            replace(patch, diff=old[head:])
-        ):
-            return old
-    return new
-
-
-def _names_by_subject(folder: Path) -> dict[str, list[str]]:
-    """Return the present names in order; what cannot be read is written anew."""
-    series = folder / "series"
-    order = listed(series.read_text("utf-8")) if series.is_file() else []
-    present = sorted(path.name for path in folder.glob("*.patch"))
-    names: dict[str, list[str]] = {}
-    for name in dict.fromkeys([*(n for n in order if n in present), *present]):
-        try:
-            patch = Patch.parse(name, (folder / name).read_bytes())
-            names.setdefault(patch.fields["Subject"], []).append(name)
-        except ToolError as error:
-            console.note(f"{error.message}: it will be replaced")
-    return names
-
-
-def slug(subject: str) -> str:
-    """Return the words of a subject as they are in a file name."""
-    words = re.sub(r"[^a-z0-9]+", "-", subject.lower()).strip("-")
-    return words[:48].strip("-") or "patch"
 
 
 def _refuse_overlay_edits(repository: Repository, commit: str, root: Path) -> None:

@@ -1,8 +1,12 @@
 """The overlays: folders of new files and where they are laid into the tree."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tools.base import text
+from tools.base.errors import ToolError
+from tools.base.outcome import Outcome
 
 # Source folder in this repository → folder in the patched tree.
 FOLDERS = {
@@ -48,6 +52,21 @@ def tests(root: Path) -> list[str]:
         for target in targets
         if target.startswith("tests/") and Path(target).match("test_*.py")
     ]
+
+
+def refuse_conflicts(overlays: Iterable[OverlayFile]) -> None:
+    """Stop at a file that has the marks of a conflict.
+
+    Raises:
+        ToolError: One has.
+    """
+    for file in overlays:
+        if line := text.conflict_line(file.source.read_bytes()):
+            raise ToolError(
+                Outcome.BAD_OVERLAY,
+                f"{file.source}: line {line} is the mark of a conflict",
+                ("Solve it",),
+            )
 
 
 def source_of(target: str) -> str | None:

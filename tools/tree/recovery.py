@@ -3,6 +3,7 @@
 from tools.base import console
 from tools.tree import scratch
 from tools.tree.edits import Snapshot
+from tools.tree.shield import shield
 from tools.tree.state import State
 from tools.tree.transaction import Transaction
 from tools.tree.worktree import WorkTree
@@ -17,6 +18,7 @@ def recover(tree: WorkTree) -> None:
     scratch.remove_left(tree.project)
     if tree.repository.exists:
         _remove_left_locks(tree)
+        shield(tree.repository)
     if pending := Transaction.pending(tree.project):
         console.note("An earlier run was interrupted; completing it …")
         carry_out(tree, pending)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.base import text
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
 
@@ -30,12 +31,14 @@ class Series:
         """
         file = folder / "series"
         try:
-            text = file.read_text("utf-8")
+            data = file.read_bytes()
         except OSError as error:
             raise _bad(
                 f"{file} cannot be read: {error.strerror}", "Restore it"
             ) from error
-        names = listed(text)
+        if why := text.flaw(data):
+            raise _bad(f"{file}: {why}", f"Mend {file}")
+        names = listed(data.decode())
         for name in names:
             if not _NAME.fullmatch(name):
                 raise _bad(
@@ -63,13 +66,13 @@ class Series:
         return tuple(self.folder / name for name in self.names)
 
 
-def listed(text: str) -> list[str]:
+def listed(series: str) -> list[str]:
     """Return the names in the text of a `series` file."""
-    names = [line.split("#")[0].strip() for line in text.splitlines()]
+    names = [line.split("#")[0].strip() for line in series.splitlines()]
     return [name for name in names if name]
 
 
-def text_with(text: str, names: Sequence[str]) -> str:
+def text_with(series: str, names: Sequence[str]) -> str:
     r"""Return the text of a `series` file with other names in it.
 
     Comments stay before the name that they stood before, or what follows it.
@@ -80,7 +83,7 @@ def text_with(text: str, names: Sequence[str]) -> str:
     before: dict[str, list[str]] = {}
     lines: dict[str, str] = {}
     waiting: list[str] = []
-    for line in text.splitlines():
+    for line in series.splitlines():
         name = line.split("#")[0].strip()
         if name not in names:
             waiting += [] if name else [line]

@@ -1,7 +1,7 @@
 """What the patched tree was made from, recorded beside it."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tools.base import atomic
@@ -20,6 +20,7 @@ class State:
         commit: The last commit of the series.
         moving: The work tree is on its way to `here`.
         position: Where the work tree stands in the series; "": at `commit`.
+        patches: Digest of each file in patches/ that it was made from, by name.
     """
 
     inputs: str
@@ -27,6 +28,7 @@ class State:
     commit: str
     moving: bool
     position: str = ""
+    patches: dict[str, str] = field(default_factory=dict)
 
     @property
     def here(self) -> str:

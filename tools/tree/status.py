@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from tools.base.errors import ToolError
 from tools.base.project import Project
 from tools.tree import overlay
-from tools.tree.export import Export
 from tools.tree.inputs import Inputs
+from tools.tree.sides import Newer, Sides
 from tools.tree.state import State
 from tools.tree.transaction import Transaction
 from tools.tree.tree import Tree
@@ -27,6 +27,9 @@ class Status:
         commits: Commits in the tree that are not in patches/.
         changed: Patches and overlays that are not as in the tree, by their path in
             the checkout.
+        newer: The side that moved since tree and patches were equal: "tree",
+            "files", "both", or "".
+        mend: How to make them equal.
     """
 
     version: str
@@ -37,6 +40,8 @@ class Status:
     edits: tuple[str, ...] = ()
     commits: int = 0
     changed: tuple[str, ...] = ()
+    newer: str = ""
+    mend: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, project: Project) -> "Status":
@@ -55,10 +60,14 @@ class Status:
         repository = tree.repository
         changed = _changed_overlays(tree, state, inputs)
         made = names  # the patches that the tree was made of
+        newer = ""
+        mend: tuple[str, ...] = ()
         try:
-            export = Export.between(tree, project.patches, state.overlays, state.commit)
-            made = tuple(patch.name for patch in export.patches)
-            changed += [f"patches/{n}" for n in export.differences(project.patches)]
+            sides = Sides.of(tree, state)
+            made = tuple(patch.name for patch in sides.made.patches)
+            changed += sides.files
+            newer = sides.newer.value
+            mend = sides.steps if sides.newer is Newer.BOTH else ()
         except ToolError as error:
             changed.append(f"patches/: {error.message}")
         position = tree.commits(state).index(state.here)
@@ -72,6 +81,8 @@ class Status:
             tuple(repository.changed_paths()),
             int(ahead),
             tuple(changed),
+            newer,
+            mend,
         )
 
     @property
@@ -91,8 +102,8 @@ class Status:
         """Further lines for people."""
         return (
             *(f"edited in the tree: {path}" for path in self.edits),
-            *([f"commits in the tree: {self.commits}"] if self.commits else []),
-            *(f"not as in the tree: {path}" for path in self.changed),
+            *([f"commits newer than patches/: {self.commits}"] if self.commits else []),
+            *(f"newer than the tree: {path}" for path in self.changed),
         )
 
     @property
@@ -100,6 +111,8 @@ class Status:
         """What the user can do now."""
         if self.tree == "missing":
             return ("Make it: python -m tools apply",)
+        if self.mend:
+            return self.mend
         steps = []
         if self.commits:
             steps.append("Write the commits to patches/: python -m tools export")

@@ -16,6 +16,7 @@ from tools.source.pin import Pin, write_lock
 from tools.tree import recovery
 from tools.tree.compose import compose, import_base
 from tools.tree.inputs import Inputs
+from tools.tree.shield import shield
 from tools.tree.state import State
 from tools.tree.transaction import Changes, Transaction
 from tools.tree.worktree import WorkTree
@@ -79,6 +80,7 @@ class Tree(WorkTree):
                 outcome, state.commit, tree, len(inputs.series.names), dropped
             )
         self.repository.init()
+        shield(self.repository)
         import_base(self.project, inputs.pin, source)
         new = compose(self.project, inputs)
         tree = self.repository.tree_of(new.commit)

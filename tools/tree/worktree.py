@@ -93,13 +93,15 @@ class WorkTree:
         tree = self.project.tree
         what = "commits that are not in patches/" if commits else "uncommitted edits"
         steps: tuple[str, ...] = (
-            f"Keep them: commit them in {tree}, one commit per patch, "
-            "then run: python -m tools export",
+            "Keep them: python -m tools export",
             "Drop them (a copy is kept): python -m tools apply --drop",
         )
         if not commits:
-            fold = "Put them into the last applied patch: python -m tools refresh"
-            steps = (fold, *steps)
+            steps = (
+                "Put them into the last applied patch: python -m tools refresh",
+                "or make a patch of them: python -m tools new SUBJECT",
+                *steps[1:],
+            )
         if own := [path for path in paths if path.endswith("/")]:
             steps = (f"Move {own[0]} away: it is a git repository of its own",)
         shown = tuple(paths[:10]) + (("…",) if len(paths) > 10 else ())

@@ -141,7 +141,7 @@ def test_ignored_file_in_the_way_of_a_push_stays(checkout: Checkout) -> None:
     checkout.tools("new", "add: notes")
     checkout.tools("pop")
     exclude = checkout.tree.repository.git_dir / "info"
-    exclude.mkdir()
+    exclude.mkdir(exist_ok=True)
     (exclude / "exclude").write_text("notes.md\n")
     (checkout.project.tree / "notes.md").write_text("mine\n")
     assert "notes.md" in checkout.tools("push", code=1).stderr

@@ -49,20 +49,20 @@ def test_own_series_has_no_findings() -> None:
         ("Status: Pending", "Status: Perhaps", "header 0"),
         ("2026-01-02", "9999-01-02", "header 0"),
         ("Forwarded: no\n", "", "header 0"),
-        ("Why it is needed.\n", "", "header 0"),
-        ("Why it", "---\nWhy it", "mangled 9"),
-        ("Why it", "--- a/x\nWhy it", "mangled 9"),
-        ("Why it", "diff -u a b\nWhy it", "mangled 9"),
-        ("Why it", "Index: x\nWhy it", "mangled 9"),
-        ("Why it", "From here on\nWhy it", "mangled 9"),
-        ("Why it", "# one\nWhy it", "mangled 9"),
-        ("Why it", "Subject: one\nWhy it", "mangled 9"),
-        ("Why it", "Why\r it", "mangled 9"),
-        ("core: count", "[PATCH] core: count", "mangled 2"),
+        ("Why it is needed.\n\n", "", "header 0"),
+        ("Why it", "---\nWhy it", "header 4"),
+        ("Why it", "--- a/x\nWhy it", "header 4"),
+        ("Why it", "diff -u a b\nWhy it", "header 4"),
+        ("Why it", "Index: x\nWhy it", "header 4"),
+        ("Why it", "From here on\nWhy it", "header 4"),
+        ("Why it", "# one\nWhy it", "header 4"),
+        ("Why it", "Subject: one\nWhy it", "header 4"),
+        ("Why it", "Why\r it", "header 4"),
+        ("core: count", "[PATCH] core: count", "header 2"),
         ("     return total\n", "     return total\n-- \n2.39.5\n\n", "mangled 0"),
-        ("needed.", "needed. ", "whitespace 9"),
-        ("+    total += 3", "+    total += 3  ", "whitespace 18"),
-        ("+    total += 3", "+    total += 3\r", "whitespace 18"),
+        ("needed.", "needed. ", "header 4"),
+        ("+    total += 3", "+    total += 3  ", "whitespace 19"),
+        ("+    total += 3", "+    total += 3\r", "whitespace 19"),
         ("@@ -8,3", "@@ -8,9", "header 0"),
     ],
 )
@@ -97,6 +97,29 @@ def test_patch_of_an_overlay_is_found(checkout: Checkout) -> None:
     text = HEADER.format(subject="core: overlay")
     checkout.write_patch("0003-x.patch", text + added("vllm/tagma.py"))
     assert [f.rule for f in findings(checkout)] == ["overlap"]
+
+
+@pytest.mark.parametrize("mark", ["<<<<<<< ours", "=======", ">>>>>>> theirs"])
+def test_mark_of_a_conflict_in_an_overlay_is_found(
+    checkout: Checkout, mark: str
+) -> None:
+    overlay = checkout.project.root / "vllm_overlay" / "tagma.py"
+    overlay.write_bytes(overlay.read_bytes() + f"\n{mark}\n".encode())
+    assert [(f.rule, f.line) for f in findings(checkout)] == [("conflict", 4)]
+    assert "mark of a conflict" in checkout.tools("apply", "--lock", code=3).output
+
+
+def test_underline_of_a_title_is_no_conflict(checkout: Checkout) -> None:
+    notes = "Title\n=======\n\nExample\n=======\n"
+    (checkout.project.root / "vllm_overlay" / "notes.rst").write_text(notes)
+    assert findings(checkout) == []
+
+
+def test_two_patches_of_one_number_are_found(checkout: Checkout) -> None:
+    text = HEADER.format(subject="core: third") + added("vllm/third.txt")
+    checkout.write_patch("0002-third.patch", text)
+    (found,) = findings(checkout)
+    assert found.rule == "number" and "0002-crlf.patch" in found.message
 
 
 def test_overlay_that_upstream_now_has_is_found(checkout: Checkout) -> None:
