@@ -87,16 +87,15 @@ style: $(READY) ## ruff, mypy and clang-format
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.* ## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 26
 
+# Without the tools nothing can tell whether the tree has work of the user's.
 clean: ## all of build/ but the copies of dropped edits; not in the middle of a rebase
-	@[ ! -e build/rebase/journal.json ] || { echo "build/rebase has your edits:" \
-	  "end the rebase by $(TOOLS) rebase --continue, or --abort, which keeps" \
-	  "a copy of them" >&2; exit 1; }
-	find build -mindepth 1 -maxdepth 1 ! -name dropped -exec rm -rf {} +
+	@if [ -e $(READY) ]; then $(TOOLS) clean; \
+	  elif [ -e build/rebase/journal.json ]; then \
+	    echo "a rebase is under way, with your edits in build/rebase" >&2; exit 1; \
+	  elif [ -e build/tree ]; then mkdir -p build/dropped && \
+	    mv build/tree "build/dropped/tree-$$(date +%s)"; fi
+	@[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name dropped \
+	  -exec rm -rf {} +
 
-# Under a lock: a second make waits, and then finds the work done.
-$(READY): upstream/tools.lock
-	@mkdir -p build
-	@flock build/.make.lock sh -ec '[ $@ -nt $< ] && exit; \
-	  echo "prepare build/tools …"; $(PYTHON) -m venv --clear build/tools; \
-	  build/tools/bin/python -m pip install -qq --no-deps --require-hashes -r $<; \
-	  touch $@'
+$(READY): upstream/tools.lock tools/bin/prepare
+	@PYTHON="$(PYTHON)" tools/bin/prepare

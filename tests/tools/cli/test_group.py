@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -77,3 +78,25 @@ def test_program_runs_from_any_folder(checkout: Checkout) -> None:
         text=True,
     )
     assert "0002-crlf.patch" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "program", ["tools/bin/tagma", "link", "build/tools/bin/python"]
+)
+def test_tools_work_in_a_folder_with_tools_of_its_own(
+    checkout: Checkout, tmp_path: Path, program: str
+) -> None:
+    """As build/tree has, where one edits."""
+    (checkout.project.tree / "tools").mkdir()
+    (checkout.project.tree / "tools" / "__init__.py").write_text("raise SystemExit(9)")
+    (tmp_path / "link").symlink_to(REPOSITORY / "tools" / "bin" / "tagma")
+    path = tmp_path / "link" if program == "link" else REPOSITORY / program
+    module = ["-m", "tools"] if path.name == "python" else []
+    done = subprocess.run(
+        [path, *module, "--project", checkout.project.root, "status"],
+        cwd=checkout.project.tree,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "vllm 1.0" in done.stdout
