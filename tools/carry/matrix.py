@@ -9,9 +9,10 @@ from typing import Any
 from tools.base.git import Repository
 from tools.base.project import Project
 from tools.carry import resolutions
+from tools.carry.identity import identified
 from tools.carry.landing import Landing
 from tools.carry.merge import Step, carry, solve
-from tools.carry.releases import Releases, imported
+from tools.carry.releases import Releases
 from tools.carry.uses import Change, Finding, Release, Use, collect, compare
 from tools.source.fetch import Sdist
 from tools.source.pin import Pin
@@ -162,9 +163,10 @@ def measure(project: Project, versions: Sequence[str]) -> Matrix:
 
 def releases(tree: Tree, versions: Sequence[str]) -> Iterator[Pin]:
     """Import releases and record those that are new."""
+    pinned = Pin.read(tree.project.pin_file)
     for version in dict.fromkeys(versions):
-        known = Releases.read(tree.project.releases_file)
-        pin = imported(tree, known, version)
+        known = Releases.read(tree.project.releases_file).including(pinned)
+        pin = identified(tree, known, version)
         known.record(pin)
         yield pin
 

@@ -1,11 +1,14 @@
 """`rebase`: carry the series to another release of upstream."""
 
+from pathlib import Path
+
 import click
 
 from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.carry.journal import Journal
 from tools.carry.rebase import Finished, Rebase
+from tools.cli.base_options import base_options, source_of
 from tools.cli.options import Settings, json_option
 
 _AGAIN = "python -m tools rebase"
@@ -20,6 +23,7 @@ _AGAIN = "python -m tools rebase"
 @click.option(
     "--no-resolutions", is_flag=True, help="Do not use the stored resolutions."
 )
+@base_options
 @json_option
 @click.pass_obj
 def command(
@@ -27,9 +31,14 @@ def command(
     release: str | None,
     action: str | None,
     no_resolutions: bool,
+    url: str | None,
+    ref: str | None,
+    file: Path | None,
     as_json: bool,
 ) -> None:
     """Carry the series to RELEASE by three-way merges; the pin moves with it.
+
+    --git and --sdist take a commit or a local sdist instead of a release of the index.
 
     Files change only at the end, all of them or none. At a conflict, edit the work
     tree that is named, then go on with --continue. Copies of dropped patches are kept
@@ -37,7 +46,8 @@ def command(
 
     Example: python -m tools rebase 0.33.0
     """
-    if bool(release) == bool(action):
+    source = source_of(url, ref, file)
+    if bool(release or source) == bool(action):
         raise click.UsageError(
             "name a release, or one of --continue, --skip, --abort and --status"
         )
@@ -53,8 +63,9 @@ def command(
         elif action == "continue":
             report = _result(rebase, rebase.proceed())
         else:
-            assert release
-            report = _result(rebase, rebase.start(release, offer=not no_resolutions))
+            offer = not no_resolutions
+            started = rebase.start(release or "", source=source, offer=offer)
+            report = _result(rebase, started)
     console.show(report, as_json)
     click.get_current_context().exit(report.outcome.exit_code)
 

@@ -124,22 +124,24 @@ class IndexConfig:
                         return True
         return False
 
-    def digest(self, project: str, filename: str) -> str:
-        """Return the sha256 that an index states for a file; "" if none does.
+    def digests(self, project: str) -> dict[str, str]:
+        """Return the sha256 that the indexes state for each file of a project.
+
+        Where several have a file, the first one counts; "" if it states none.
 
         Raises:
             requests.RequestException: An index could not be reached.
         """
+        found: dict[str, str] = {}
         for url in self.urls:
             with self.client(url) as client:
                 try:
                     page = client.get_project_page(project, timeout=_TIMEOUT_S)
                 except NoSuchProjectError:
                     continue
-                for package in page.packages:
-                    if package.filename == filename:
-                        return package.digests.get("sha256", "")
-        return ""
+            for package in page.packages:
+                found.setdefault(package.filename, package.digests.get("sha256", ""))
+        return found
 
 
 class _DownloadProgress:
