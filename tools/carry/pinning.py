@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 
 from tools.base import atomic
 from tools.base.project import Project
-from tools.carry.identity import identified, with_wheels
+from tools.carry.identity import identified
 from tools.carry.landing import Landing
-from tools.carry.matrix import measure
 from tools.carry.releases import Releases
+from tools.carry.survey import measure
+from tools.carry.wheels import with_wheels
 from tools.source.fetch import GitRemote, Sdist
 from tools.source.pin import Pin
 from tools.tree.compose import compose
@@ -69,7 +70,7 @@ def _obstacles(project: Project, version: str) -> Iterator[str]:
     """Say what of the series does not stand on a release as it is."""
     table = measure(project, [version])
     (column,) = table.columns
-    for path in column.clashes:
+    for path in column.replaced:
         yield f"an overlay would replace upstream's {path}"
     for name, cell in zip(table.patches, column.cells, strict=True):
         if cell.landing is not Landing.CLEAN:

@@ -16,11 +16,12 @@ from tools.base.git import Repository
 from tools.base.outcome import Outcome
 from tools.base.project import Project
 from tools.carry import report, resolutions
-from tools.carry.identity import identified, with_wheels
+from tools.carry.identity import identified
 from tools.carry.journal import Entry, Journal, folder
 from tools.carry.landing import Carried, Landing
 from tools.carry.merge import Step, carry, solve
 from tools.carry.releases import Releases
+from tools.carry.wheels import with_wheels
 from tools.source.fetch import GitRemote, Sdist
 from tools.tree import overlay
 from tools.tree.compose import commit_patch, compose, lay_overlays

@@ -1,8 +1,8 @@
 """The overlays: folders of new files and where they are laid into the tree."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 # Source folder in this repository → folder in the patched tree.
 FOLDERS = {
@@ -38,6 +38,22 @@ def files(root: Path) -> Iterator[OverlayFile]:
             inside = path.relative_to(base)
             if path.is_file() and not any(map(_is_litter, inside.parts)):
                 yield OverlayFile(path, f"{target}/{inside.as_posix()}")
+
+
+def replaced(targets: Iterable[str], upstream: Iterable[str]) -> tuple[str, ...]:
+    """Return the overlays' targets that would replace a file or folder of upstream's.
+
+    >>> replaced(["vllm/a.py", "vllm/b/c.py", "vllm/d"], ["vllm/b", "vllm/d/e.py"])
+    ('vllm/b/c.py', 'vllm/d')
+    """
+    files = set(upstream)
+    folders = {str(above) for path in files for above in PurePosixPath(path).parents}
+    return tuple(
+        target
+        for target in targets
+        if target in files | folders
+        or files & {str(above) for above in PurePosixPath(target).parents}
+    )
 
 
 def source_of(target: str) -> str | None:
