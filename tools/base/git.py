@@ -162,6 +162,11 @@ class Repository:
         """Return the id of the revision's tree."""
         return self.git("rev-parse", "--verify", f"{revision}^{{tree}}").text
 
+    def paths(self, tree: str) -> frozenset[str]:
+        """Return the paths of all files of a tree."""
+        listed = self.git("ls-tree", "-r", "-z", "--name-only", tree).text
+        return frozenset(listed.split("\0")) - {""}
+
     def paths_between(self, old: str, new: str, *, added: bool = False) -> set[str]:
         """Return the paths in which two trees differ.
 

@@ -124,7 +124,8 @@ def journal_file(project: Project) -> Path:
 
 def _pin(data: dict[str, object]) -> Pin:
     fields = dict(data)
-    fields["sdist"] = Artifact(**fields["sdist"])  # type: ignore[arg-type]
+    if sdist := fields["sdist"]:
+        fields["sdist"] = Artifact(**sdist)  # type: ignore[arg-type]
     wheels = fields["wheels"]
     assert isinstance(wheels, dict)
     fields["wheels"] = {device: Artifact(**wheel) for device, wheel in wheels.items()}

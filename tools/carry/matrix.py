@@ -1,27 +1,12 @@
 """Releases by patches: where the series lands, and what the overlays find there."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.base.git import Repository
-from tools.base.project import Project
-from tools.carry import resolutions
 from tools.carry.landing import Landing
-from tools.carry.merge import Step, carry, solve
-from tools.carry.releases import Releases, imported
-from tools.carry.uses import Change, Finding, Release, Use, collect, compare
-from tools.source.fetch import Sdist
-from tools.source.pin import Pin
-from tools.tree import overlay
-from tools.tree.compose import base_reference
-from tools.tree.inputs import Inputs
-from tools.tree.patch import Patch
-from tools.tree.tree import Tree
-
-WORKERS = 2
+from tools.carry.uses import Change, Finding
 
 
 @dataclass(frozen=True)
@@ -52,13 +37,19 @@ class Column:
         version: The release.
         cells: A cell for each patch, in order.
         findings: What became of the names that the overlays use.
-        clashes: Overlay files that the release has too.
+        replaced: Files of the release that overlays would replace. A rebase to it
+            does not begin, wherever the patches would land.
     """
 
     version: str
     cells: tuple[Cell, ...]
     findings: tuple[Finding, ...]
-    clashes: tuple[str, ...]
+    replaced: tuple[str, ...]
+
+    @property
+    def overlays(self) -> str:
+        """Whether the overlays can be laid, in a word or two."""
+        return f"replace {len(self.replaced)}" if self.replaced else "laid"
 
     @property
     def broken(self) -> list[Finding]:
@@ -86,11 +77,14 @@ class Matrix:
     columns: tuple[Column, ...]
 
     def share(self, versions: Sequence[str]) -> float:
-        """Return the share of good cells in the columns of some releases."""
-        cells = [
-            c for col in self.columns if col.version in versions for c in col.cells
-        ]
-        return sum(cell.good for cell in cells) / len(cells) if cells else 0.0
+        """Return the share of good cells in the columns of some releases.
+
+        The overlays of a release are one more cell: they can be laid, or not.
+        """
+        columns = [column for column in self.columns if column.version in versions]
+        good = [cell.good for column in columns for cell in column.cells]
+        good += [not column.replaced for column in columns]
+        return sum(good) / len(good) if good else 0.0
 
     def data(self) -> dict[str, Any]:
         """Return it for programs."""
@@ -119,117 +113,9 @@ class Matrix:
                         }
                         for finding in column.broken
                     ],
-                    "clashes": list(column.clashes),
+                    "overlays": column.overlays,
+                    "clashes": list(column.replaced),
                 }
                 for column in self.columns
             ],
         }
-
-
-def measure(project: Project, versions: Sequence[str]) -> Matrix:
-    """Carry the series to each release. The caller holds the project's lock.
-
-    Nothing but objects is written, so releases are looked at side by side.
-
-    Args:
-        project: The project.
-        versions: The releases, which may include the pinned one.
-
-    Raises:
-        ToolError: A release cannot be had, or the tree has edits.
-    """
-    tree = Tree(project)
-    inputs = Inputs.read(project)
-    tree.apply(Sdist(project.cache))
-    state = tree.state
-    assert state
-    commits = tree.commits(state)[1:]
-    steps = [
-        Step(Patch.parse(path.name, path.read_bytes()), commit)
-        for path, commit in zip(inputs.series.paths, commits, strict=True)
-    ]
-    pins = list(releases(tree, versions))
-    uses = collect(project.root)
-    stored = resolutions.read(project.patches)
-
-    def column(pin: Pin) -> Column:
-        return _column(project, tree.repository, pin, inputs.pin, steps, uses, stored)
-
-    with ThreadPoolExecutor(WORKERS) as pool:
-        columns = tuple(pool.map(column, pins))
-    return Matrix(inputs.pin.version, inputs.series.names, columns)
-
-
-def releases(tree: Tree, versions: Sequence[str]) -> Iterator[Pin]:
-    """Import releases and record those that are new."""
-    for version in dict.fromkeys(versions):
-        known = Releases.read(tree.project.releases_file)
-        pin = imported(tree, known, version)
-        known.record(pin)
-        yield pin
-
-
-def _column(
-    project: Project,
-    repository: Repository,
-    pin: Pin,
-    pinned: Pin,
-    steps: Sequence[Step],
-    uses: list[Use],
-    stored: dict[str, resolutions.Resolution],
-) -> Column:
-    old, new = (Release(repository, base_reference(side)) for side in (pinned, pin))
-    tip, cells = pin.tree, []
-    for step in steps:
-        found = carry(repository, step, tip)
-        landing, details = found.landing, found.details
-        solved = solve(repository, found, stored) if landing.stops else None
-        if solved:
-            landing, tip = Landing.RESOLVED, solved[0]
-        elif not landing.stops:
-            tip = found.tree
-        files = tuple(conflict.path for conflict in found.conflicts)
-        cells.append(Cell(landing, files if landing.stops else (), details))
-    listed = repository.git("ls-tree", "-r", "-z", "--name-only", pin.tree).text
-    ours = {file.target for file in overlay.files(project.root)}
-    clashes = tuple(sorted(ours & set(listed.split("\0"))))
-    return Column(pin.version, tuple(cells), tuple(compare(uses, old, new)), clashes)
-
-
-def markdown(matrix: Matrix) -> str:
-    """Return the table and what stops patches, for people."""
-    versions = [column.version for column in matrix.columns]
-    lines = [
-        "# Where the series lands",
-        "",
-        f"The series of {matrix.pinned}, carried to each release by three-way merges.",
-        "",
-        f"| patch | {' | '.join(versions)} |",
-        f"| --- |{' --- |' * len(versions)}",
-    ]
-    for number, name in enumerate(matrix.patches):
-        cells = [column.cells[number].landing.value for column in matrix.columns]
-        lines.append(f"| {name.removesuffix('.patch')} | {' | '.join(cells)} |")
-    shares = [f"{matrix.share([version]):.0%}" for version in versions]
-    lines.append(f"| nobody need act | {' | '.join(shares)} |")
-    broken = [str(len(column.broken)) for column in matrix.columns]
-    lines.append(f"| uses by overlays that break | {' | '.join(broken)} |")
-    lines += ["", "## What stops patches"]
-    for column in matrix.columns:
-        for name, cell in zip(matrix.patches, column.cells, strict=True):
-            if not cell.good:
-                lines += ["", f"{column.version}, {name}:", "", "```text"]
-                lines += [*cell.details, "```"]
-    lines += ["", "## What overlays miss", ""]
-    for column in matrix.columns:
-        for finding in column.broken:
-            why = f": {finding.why}" if finding.why else ""
-            lines.append(
-                f"- {column.version}: `{finding.use.target}` ({finding.change.value}"
-                f"{why}), used by {finding.use.file}"
-            )
-        lines += [
-            f"- {column.version}: upstream has {path}, an overlay's file"
-            for path in column.clashes
-        ]
-    return "\n".join(lines) + "\n"

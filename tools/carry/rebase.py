@@ -14,12 +14,14 @@ from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
 from tools.base.project import Project
 from tools.carry import report, resolutions
+from tools.carry.identity import identified
 from tools.carry.journal import Entry, Journal
 from tools.carry.landing import Carried, Landing
 from tools.carry.merge import Step, carry, solve
-from tools.carry.releases import Releases, imported
+from tools.carry.releases import Releases
 from tools.carry.stop import Stop
-from tools.source.fetch import Sdist
+from tools.carry.wheels import with_wheels
+from tools.source.fetch import GitRemote, Sdist
 from tools.tree.compose import commit_patch, compose, lay_overlays
 from tools.tree.export import diff_between
 from tools.tree.folder import files_of
@@ -61,11 +63,18 @@ class Rebase:
         """The journal of the rebase that is under way."""
         return Journal.read(self.project)
 
-    def start(self, version: str, *, offer: bool = True) -> Journal | Finished:
+    def start(
+        self,
+        version: str,
+        *,
+        source: Sdist | GitRemote | None = None,
+        offer: bool = True,
+    ) -> Journal | Finished:
         """Begin, and carry patches until one stops or all are done.
 
         Args:
             version: The release to go to.
+            source: Where it comes from, as `identified` takes it.
             offer: Use stored resolutions.
 
         Raises:
@@ -83,18 +92,19 @@ class Rebase:
             )
         self._clear()
         inputs = Inputs.read(self.project)
-        if version == inputs.pin.version:
-            raise ToolError(
-                Outcome.USAGE,
-                f"the series is on {version} already",
-                ("Name another release",),
-            )
         self.tree.apply(Sdist(self.project.cache))
         state = self.tree.state
         assert state
         commits = self.tree.commits(state)
-        known = Releases.read(self.project.releases_file)
-        pin = imported(self.tree, known, version, inputs.pin)
+        known = Releases.read(self.project.releases_file).including(inputs.pin)
+        pin = identified(self.tree, known, version, source)
+        if pin.version == inputs.pin.version:
+            raise ToolError(
+                Outcome.USAGE,
+                f"the series is on {pin.version} already",
+                ("Name another release",),
+            )
+        pin = with_wheels(pin, known)
         journal = Journal(
             inputs.digest(),
             inputs.pin,
@@ -294,7 +304,8 @@ class Rebase:
         tree = repository.tree_of(journal.tip)
         yield "upstream/tree.lock", File(f"{tree}\n".encode())
         known = Releases.read(project.releases_file)
-        yield "upstream/releases.toml", File(known.text_with(journal.new))
+        both = known.text_with(journal.old, journal.new)
+        yield "upstream/releases.toml", File(both)
         for name, content in report.files(project, repository, journal).items():
             yield f"upstream/reports/{name}", File(content)
 

@@ -5,22 +5,15 @@ import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import requests
-
 from tools.base import atomic, console
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
-from tools.source.fetch import Sdist
-from tools.source.index import IndexConfig, offline
 from tools.source.pin import Artifact, Pin
-from tools.tree.compose import import_base
-from tools.tree.tree import Tree
 
-_PROJECT = "vllm"
-_VERSION = re.compile(r"\d+(\.\d+)+((a|b|rc|\.post)\d+)?")
+PROJECT = "vllm"
 _HASH = re.compile(r"[0-9a-f]{64}")
-_TREE = re.compile(r"[0-9a-f]{40}")
-_COMMIT = re.compile(r"^__commit_id__ = .*'g?([0-9a-f]{7,40})'", re.MULTILINE)
+_OBJECT_ID = re.compile(r"[0-9a-f]{40}")
+_ENTRY = re.compile(r'^\["([^"]+)"\]\n', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -43,123 +36,89 @@ class Releases:
             ToolError: It is malformed.
         """
         try:
-            data = tomllib.loads(path.read_text("utf-8"))
+            return cls(path, _parse(path, path.read_text("utf-8")))
         except FileNotFoundError:
             return cls(path, {})
         except (OSError, ValueError) as error:
             raise _bad(path, str(error)) from error
-        return cls(path, {name: _pin(path, name, data[name]) for name in data})
 
-    def text_with(self, pin: Pin) -> bytes:
-        """Return the file's content with one more release."""
-        old = self.path.read_text("utf-8") if self.path.is_file() else ""
-        if pin.version in self.pins:
-            return old.encode()
-        entry = (
-            f'["{pin.version}"]\nsha256 = "{pin.sdist.sha256}"\n'
-            f'tree = "{pin.tree}"\ncommit = "{pin.commit}"\n'
-        ) + "".join(
-            f'["{pin.version}".wheel.{device}]\nproject = "{wheel.project}"\n'
-            f'filename = "{wheel.filename}"\nsha256 = "{wheel.sha256}"\n'
-            for device, wheel in sorted(pin.wheels.items())
-        )
-        return (old.rstrip("\n") + "\n\n" + entry).lstrip("\n").encode()
+    def including(self, pinned: Pin) -> "Releases":
+        """Return them with the pinned one, which the file may know less about."""
+        known = self.pins.get(pinned.version)
+        wheels = {**(known.wheels if known else {}), **pinned.wheels}
+        pin = replace(pinned, patched_tree="", wheels=wheels)
+        return replace(self, pins=self.pins | {pin.version: pin})
+
+    @property
+    def wheels(self) -> dict[str, Artifact]:
+        """A wheel for each device that a known release has one for, the last's."""
+        return {d: w for pin in self.pins.values() for d, w in pin.wheels.items()}
+
+    def text_with(self, *pins: Pin) -> bytes:
+        """Return the file's content with releases, whose old entries give way."""
+        text = self.path.read_text("utf-8") if self.path.is_file() else ""
+        for pin in pins:
+            known = _parse(self.path, text).get(pin.version)
+            if known != replace(pin, patched_tree=""):
+                text = _with_entry(text, pin)
+        return text.encode()
 
     def record(self, pin: Pin) -> None:
-        """Add a release to the file."""
-        if pin.version not in self.pins:
-            atomic.write(self.path, self.text_with(pin))
-            console.note(f"{self.path.name} now holds the hash of {pin.version}")
-
-
-def imported(tree: Tree, known: Releases, version: str, like: Pin | None = None) -> Pin:
-    """Return a release whose files are in the tree's object store.
-
-    A release that is not known yet is taken with the hash that the package index
-    states for it; whoever calls records it, so that it cannot change any more.
-
-    Args:
-        tree: Whose object store to import into.
-        known: The known releases.
-        version: For example "0.33.0".
-        like: A pin whose wheels a new release should have too.
-
-    Raises:
-        ToolError: There is no such release, it cannot be had, or it is not what was
-            recorded.
-    """
-    pin = known.pins.get(version) or _look_up(version, like)
-    if not pin.tree:
-        # What it must be is not known yet: import once to see.
-        found = Sdist(tree.project.cache).import_into(
-            tree.repository, pin, tree.project.build
-        )
-        pin = replace(pin, tree=found)
-    base = import_base(tree.project, pin, Sdist(tree.project.cache))
-    if not pin.commit:
-        shown = tree.repository.git(
-            "cat-file", "blob", f"{base}:vllm/_version.py", check=False
-        )
-        match = _COMMIT.search(shown.text)
-        pin = replace(pin, commit=match[1] if match else "unknown")
-    return pin
+        """Add a release to the file, or what is new about one."""
+        new = self.text_with(pin)
+        if not self.path.is_file() or new != self.path.read_bytes():
+            atomic.write(self.path, new)
+            console.note(f"{self.path.name} now holds the hashes of {pin.version}")
 
 
 def sdist_of(version: str, sha256: str) -> Artifact:
     """Return the artifact of a release's sdist."""
-    return Artifact(_PROJECT, f"{_PROJECT}-{version}.tar.gz", sha256)
+    return Artifact(PROJECT, f"{PROJECT}-{version}.tar.gz", sha256)
 
 
-def _look_up(version: str, like: Pin | None) -> Pin:
-    if not _VERSION.fullmatch(version):
-        raise ToolError(
-            Outcome.USAGE,
-            f"{version!r} is no version of a release",
-            ("Name a release as the package index does, for example 0.33.0",),
-        )
-    filename = sdist_of(version, "").filename
-    index = IndexConfig.from_pip()
-    try:
-        digest = index.digest(_PROJECT, filename)
-        wheels = _wheels(index, version, like) if like else {}
-    except (requests.RequestException, ValueError) as error:
-        mend = "or add the release's hash to upstream/releases.toml"
-        raise offline(f"the hash of {filename}", error, mend) from error
-    if not _HASH.fullmatch(digest):
-        raise ToolError(
-            Outcome.OFFLINE,
-            f"no configured package index has {filename} with its sha256",
-            (f"Check the version: pip index versions {_PROJECT}",),
-        )
-    console.note(f"{filename} is new here; the index states sha256 {digest}")
-    return Pin(version, "", sdist_of(version, digest), "", "", wheels)
+def _with_entry(text: str, pin: Pin) -> str:
+    """Return the file's text with an entry added, or replaced where it stands."""
+    found = list(_ENTRY.finditer(text))
+    ends = [match.start() for match in found[1:]] + [len(text)]
+    for match, end in zip(found, ends, strict=False):
+        if match[1] == pin.version:
+            gap = "\n" if end < len(text) else ""
+            return text[: match.start()] + _entry(pin) + gap + text[end:]
+    return (text.rstrip("\n") + "\n\n" + _entry(pin)).lstrip("\n")
 
 
-def _wheels(index: IndexConfig, version: str, like: Pin) -> dict[str, Artifact]:
-    """Return the release's wheels, of those devices for which the index has one."""
-    wheels = {}
-    for device, wheel in like.wheels.items():
-        name = wheel.filename.replace(f"-{like.version}-", f"-{version}-")
-        if digest := index.digest(wheel.project, name):
-            wheels[device] = replace(wheel, filename=name, sha256=digest)
-        else:
-            console.note(f"no index has {name}: the new pin has no {device} wheel")
-    return wheels
+def _entry(pin: Pin) -> str:
+    source = f'sha256 = "{pin.sdist.sha256}"' if pin.sdist else f'git = "{pin.git}"'
+    return (
+        f'["{pin.version}"]\n{source}\ntree = "{pin.tree}"\ncommit = "{pin.commit}"\n'
+    ) + "".join(
+        f'\n["{pin.version}".wheel.{device}]\nproject = "{wheel.project}"\n'
+        f'filename = "{wheel.filename}"\nsha256 = "{wheel.sha256}"\n'
+        for device, wheel in sorted(pin.wheels.items())
+    )
+
+
+def _parse(path: Path, text: str) -> dict[str, Pin]:
+    data = tomllib.loads(text)
+    return {name: _pin(path, name, table) for name, table in data.items()}
 
 
 def _pin(path: Path, version: str, table: object) -> Pin:
     if not isinstance(table, dict):
         raise _bad(path, f"{version} is not a table")
-    fields = {key: table.get(key) for key in ("sha256", "tree", "commit")}
-    sha256, tree, commit = (str(value or "") for value in fields.values())
-    if not _HASH.fullmatch(sha256) or not _TREE.fullmatch(tree):
-        raise _bad(path, f"{version} lacks a whole sha256 or tree")
+    fields = {key: table.get(key) for key in ("sha256", "git", "tree", "commit")}
+    sha256, git, tree, commit = (str(value or "") for value in fields.values())
+    source = _OBJECT_ID.fullmatch(commit) if git else _HASH.fullmatch(sha256)
+    if not source or not _OBJECT_ID.fullmatch(tree):
+        lacking = "commit" if git else "sha256"
+        raise _bad(path, f"{version} lacks a whole {lacking} or tree")
     wheels = table.get("wheel", {})
     try:
         named = {device: Artifact(**wheel) for device, wheel in wheels.items()}
     except (TypeError, AttributeError) as error:
         raise _bad(path, f"a wheel of {version} is malformed") from error
-    return Pin(version, commit, sdist_of(version, sha256), tree, "", named)
+    sdist = None if git else sdist_of(version, sha256)
+    return Pin(version, commit, sdist, tree, "", named, git)
 
 
 def _bad(path: Path, why: str) -> ToolError:

@@ -58,7 +58,8 @@ def collect_data(
     return {
         "from": journal.old.version,
         "to": journal.new.version,
-        "sdist": journal.new.sdist.sha256,
+        "sdist": journal.new.sdist.sha256 if journal.new.sdist else None,
+        "commit": journal.new.commit,
         "tree": repository.tree_of(journal.tip),
         "patches": [_patch(entry) for entry in journal.done],
         "upstream_names": names_data(findings),
@@ -171,6 +172,12 @@ def _requirements(repository: Repository, journal: Journal) -> list[str]:
     return lines
 
 
+def _source(data: dict[str, Any]) -> str:
+    if data["sdist"]:
+        return f"sdist sha256 `{data['sdist']}`"
+    return f"commit `{data['commit']}`"
+
+
 def _markdown(data: dict[str, Any]) -> Iterator[str]:
     patches = data["patches"]
     landed = [p for p in patches if Landing(p["landing"]).lands]
@@ -178,7 +185,7 @@ def _markdown(data: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         f"{len(landed)} of {len(patches)} patches are in the new series. "
-        f"sdist sha256 `{data['sdist']}`, patched tree `{data['tree']}`."
+        f"{_source(data)}, patched tree `{data['tree']}`."
     )
     yield ""
     yield "| patch | landing | meaning |"
@@ -218,7 +225,8 @@ def _markdown(data: dict[str, Any]) -> Iterator[str]:
     yield from ("", "## What to do", "")
     if devices := data["devices_without_wheel"]:
         yield (
-            f"- No prebuilt wheel is known for: {', '.join(devices)}. Pin one, or the "
+            f"- No prebuilt wheel is known for: {', '.join(devices)}. Pin one when an "
+            f"index has it, by `python -m tools pin {data['to']}`; until then the "
             "build must compile everything."
         )
     if data["requirements"]:

@@ -6,8 +6,9 @@ import click
 
 from tools.base import console
 from tools.base.outcome import Outcome, Report
+from tools.carry.identity import check
 from tools.cli.options import Settings, json_option
-from tools.source.fetch import GitRemote, ReleaseSource, Sdist
+from tools.source.fetch import GitRemote, Sdist
 from tools.tree.tree import Tree
 
 
@@ -50,11 +51,12 @@ def command(
     if url and Path(url).is_dir():
         url = str(Path(url).resolve())
     project = settings.project
-    source: ReleaseSource = (
-        GitRemote(url, commit) if url else Sdist(project.cache, file)
-    )
+    source = GitRemote(url, commit) if url else Sdist(project.cache, file)
     with project.lock():
-        applied = Tree(project).apply(source, drop=drop, relock=relock)
+        tree = Tree(project)
+        if (url or file) and tree.repository.exists:
+            check(tree, source)
+        applied = tree.apply(source, drop=drop, relock=relock)
     verb = "is up to date" if applied.outcome is Outcome.UNCHANGED else "made"
     details = (
         (f"dropped edits are kept in {applied.dropped}",) if applied.dropped else ()

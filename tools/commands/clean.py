@@ -6,7 +6,7 @@ from tools.base import console
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome, Report
 from tools.carry import journal
-from tools.cli.group import Settings, json_option
+from tools.cli.options import Settings, json_option
 from tools.tree.clean import clean
 
 

@@ -7,7 +7,7 @@ from rich.table import Table
 from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.carry.drift import Drift, measure
-from tools.carry.matrix import releases
+from tools.carry.survey import releases
 from tools.cli.options import Settings, json_option
 from tools.source.fetch import Sdist
 from tools.tree.tree import Tree

@@ -10,7 +10,9 @@ from tools.base import atomic, console
 from tools.base.outcome import Outcome, Report
 from tools.carry import heatmap
 from tools.carry.landing import Landing
-from tools.carry.matrix import Matrix, markdown, measure
+from tools.carry.matrix import Matrix
+from tools.carry.matrix_text import markdown
+from tools.carry.survey import measure
 from tools.cli.options import Settings, json_option
 
 _STYLES = {Landing.UPSTREAM: "blue", Landing.RESOLVED: "yellow"}
@@ -40,13 +42,19 @@ def command(
     if not as_json:
         console.show_table(_table(matrix))
     share = matrix.share([column.version for column in matrix.columns])
+    cells = (len(matrix.patches) + 1) * len(matrix.columns)
+    stops = [
+        f"{column.version}: an overlay would replace upstream's {path}, so no rebase "
+        "to it begins"
+        for column in matrix.columns
+        for path in column.replaced
+    ]
     console.show(
         Report(
             "matrix",
             Outcome.DONE,
-            f"in {share:.0%} of {len(matrix.patches) * len(matrix.columns)} cells "
-            "nobody need act",
-            details=tuple(written),
+            f"in {share:.0%} of {cells} cells nobody need act",
+            details=(*stops, *written),
             data=matrix.data() | {"written": written},
         ),
         as_json,
@@ -73,6 +81,11 @@ def _table(matrix: Matrix) -> Table:
         ]
         table.add_row(name.removesuffix(".patch"), *texts)
     table.add_section()
+    words = [
+        f"[{'red' if column.replaced else 'green'}]{column.overlays}[/]"
+        for column in matrix.columns
+    ]
+    table.add_row("overlays", *words)
     for change in ("same", "body", "signature", "misfit", "missing"):
         counts = [str(column.changes.get(change, 0)) for column in matrix.columns]
         table.add_row(f"names that overlays use: {change}", *counts)

@@ -1,5 +1,7 @@
 """`rebase`: carry the series to another release of upstream."""
 
+from pathlib import Path
+
 import click
 
 from tools.base import console
@@ -7,6 +9,7 @@ from tools.base.outcome import Outcome, Report
 from tools.carry.journal import Journal
 from tools.carry.rebase import Finished, Rebase
 from tools.carry.unresolved import SIDES
+from tools.cli.base_options import base_options, source_of
 from tools.cli.options import Settings, json_option
 
 _AGAIN = "python -m tools rebase"
@@ -27,6 +30,7 @@ _AGAIN = "python -m tools rebase"
 @click.option(
     "--no-resolutions", is_flag=True, help="Do not use the stored resolutions."
 )
+@base_options
 @json_option
 @click.pass_obj
 def command(
@@ -35,9 +39,14 @@ def command(
     action: str | None,
     side: str | None,
     no_resolutions: bool,
+    url: str | None,
+    ref: str | None,
+    file: Path | None,
     as_json: bool,
 ) -> None:
     """Carry the series to RELEASE by three-way merges; the pin moves with it.
+
+    --git and --sdist take a commit or a local sdist instead of a release of the index.
 
     Files change only at the end, all of them or none. At a conflict, edit the work
     tree that is named, then go on with --continue. Where a file has no lines to edit,
@@ -46,7 +55,9 @@ def command(
 
     Example: python -m tools rebase 0.33.0
     """
-    if bool(target) == bool(action) or (side and not target):
+    source = source_of(url, ref, file)
+    named = bool(target or source)
+    if (side and not target) or named == bool(action):
         raise click.UsageError(
             "name a release, or one of --continue, --skip, --abort and --status, or "
             "--take SIDE FILE"
@@ -65,8 +76,9 @@ def command(
         elif side and target:
             report = _taken(rebase, rebase.take(side, target), side, target)
         else:
-            assert target
-            report = _result(rebase, rebase.start(target, offer=not no_resolutions))
+            offer = not no_resolutions
+            started = rebase.start(target or "", source=source, offer=offer)
+            report = _result(rebase, started)
     console.show(report, as_json)
     click.get_current_context().exit(report.outcome.exit_code)
 

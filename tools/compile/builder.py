@@ -40,6 +40,7 @@ def build(project: Project, device: str) -> Built:
     """
     Tree(project).require_current()
     pin = Pin.read(project.pin_file)
+    pin.wheel(device)  # before 160 packages are fetched
     installs = device == "cpu"
     steps = {}
     if installs:
@@ -94,9 +95,10 @@ def build_in_place(project: Project) -> None:
         ToolError: There is no current tree, or a step failed.
     """
     Tree(project).require_current(edits=True)
-    environment.ensure(project)
     pin = Pin.read(project.pin_file)
-    prebuilt = fetch(pin.wheel("cpu"), project.cache)
+    artifact = pin.wheel("cpu")
+    environment.ensure(project)
+    prebuilt = fetch(artifact, project.cache)
     variables = {
         "VLLM_TARGET_DEVICE": "cpu",
         "VLLM_USE_PRECOMPILED": "1",

@@ -204,8 +204,11 @@ def _setup_py(
             env=os.environ | variables | {"PATH": path},
         )
     finally:
-        # The sdist ships the file in which setuptools-scm writes the version.
-        Repository(project.tree).git("checkout", "--quiet", "HEAD", "--", VERSION_FILE)
+        # The sdist ships the file in which setuptools-scm writes the version; in a
+        # commit upstream ignores it.
+        tree = Repository(project.tree)
+        if tree.resolve(f"HEAD:{VERSION_FILE}"):
+            tree.git("checkout", "--quiet", "HEAD", "--", VERSION_FILE)
 
 
 def _pip(

@@ -12,7 +12,8 @@ from tools.compile.prebuilt import Prebuilt, bad_wheel
 def version_file(text: str) -> bytes:
     """Return vllm/_version.py, in which setuptools-scm would write the version."""
     release, _, local = text.partition("+")
-    parts = (*(int(part) for part in release.split(".")), local)
+    fields = re.findall(r"[a-z]+\d+|\d+", release)  # of 1.0rc1, 1.0.post1 too
+    parts = (*(int(f) if f.isdecimal() else f for f in fields), local)
     return (
         f"__version__ = version = {text!r}\n"
         f"__version_tuple__ = version_tuple = {parts!r}\n"
@@ -40,8 +41,7 @@ def metadata(tree: Path, device: str, base: Prebuilt, text: str) -> str:
             if line.startswith("Requires-Dist: ") and "extra ==" not in line
         ]
     required = [f"Requires-Dist: {_requirement(line)}" for line in lines]
-    upstream = (tree / "PKG-INFO").read_text("utf-8")
-    head, _, description = upstream.partition("\n\n")
+    head, _, description = _package_info(tree, base).partition("\n\n")
     fields = []
     for line in head.splitlines():
         if line.startswith("Requires-Dist: ") and "extra ==" not in line:
@@ -50,6 +50,15 @@ def metadata(tree: Path, device: str, base: Prebuilt, text: str) -> str:
         else:
             fields.append(f"Version: {text}" if line.startswith("Version: ") else line)
     return "\n".join([*fields, *required]) + "\n\n" + description
+
+
+def _package_info(tree: Path, base: Prebuilt) -> str:
+    """Return what setuptools wrote into the sdist; a commit has only the wheel's."""
+    path = tree / "PKG-INFO"
+    if path.is_file():
+        return path.read_text("utf-8")
+    # The CPU's wheel has a name of its own.
+    return re.sub("^Name: .*", "Name: vllm", base.text("METADATA"), flags=re.MULTILINE)
 
 
 def _requirement_lines(path: Path) -> Iterator[str]:

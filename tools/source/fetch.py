@@ -1,6 +1,7 @@
 """How the pinned files come here: from cache, index, a local copy, or git."""
 
 import os
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +114,7 @@ class ReleaseSource(Protocol):
 
 @dataclass(frozen=True)
 class Sdist:
-    """The pinned sdist.
+    """The pinned sdist; for a pin that has none, the pinned commit.
 
     Args:
         cache: The user's download cache.
@@ -130,6 +131,10 @@ class Sdist:
 
     def import_into(self, repository: Repository, pin: Pin, scratch: Path) -> str:
         """Stream the sdist into the object store; nothing is unpacked."""
+        if pin.sdist is None:
+            if self.file:
+                raise _no_sdist(pin, self.file)
+            return GitRemote(pin.git).import_into(repository, pin, scratch)
         if self.file:
             verify(self.file, pin.sdist)
             sdist = self.file
@@ -186,13 +191,18 @@ class GitRemote:
             ToolError: It cannot be fetched.
         """
         fetched = repository.git(
-            "fetch", "--quiet", "--depth=1", self.url, revision, check=False
+            "fetch", "--quiet", "--depth=1", "--", self.url, revision, check=False
         )
         if fetched.status != 0:
+            short = re.fullmatch(r"[0-9a-f]{7,39}", revision)
+            whole = ("Name all 40 digits: git fetches only whole commit ids",)
             raise ToolError(
                 Outcome.OFFLINE,
                 f"{revision} cannot be fetched from {self.url}",
-                ("Check the address, or use the sdist (the default source)",),
+                (
+                    *(whole if short else ()),
+                    "Check the address, or use the sdist (the default source)",
+                ),
                 tuple(fetched.error_text.splitlines()[-5:]),
             )
         return repository.git("rev-parse", "FETCH_HEAD^{commit}").text
@@ -212,3 +222,11 @@ class GitRemote:
             ("Use the pinned sdist (the default source)",),
             tuple(details),
         )
+
+
+def _no_sdist(pin: Pin, file: Path) -> ToolError:
+    return ToolError(
+        Outcome.USAGE,
+        f"{pin.version} is pinned as a commit of {pin.git}, so {file} cannot be it",
+        ("Name a repository that has the commit: --git URL",),
+    )

@@ -137,18 +137,21 @@ class IndexConfig:
                         return True
         return False
 
-    def digest(self, project: str, filename: str) -> str:
-        """Return the sha256 that an index states for a file; "" if none does.
+    def digests(self, project: str) -> dict[str, str]:
+        """Return the sha256 that the indexes state for each file of a project.
+
+        Where several have a file, the first one counts; "" if it states none.
 
         Raises:
             requests.RequestException: An index could not be reached.
         """
+        found: dict[str, str] = {}
         for url in self.urls:
             with self.client(url) as client:
                 for package in files_of(client, project):
-                    if package.filename == filename:
-                        return package.digests.get("sha256", "")
-        return ""
+                    digest = package.digests.get("sha256", "")
+                    found.setdefault(package.filename, digest)
+        return found
 
     def _session(self) -> requests.Session:
         session = requests.Session()

@@ -1,4 +1,8 @@
-"""The pin: everything that identifies the upstream release under the series."""
+"""The pin: everything that identifies the upstream release under the series.
+
+The release is an sdist of the package index, or a commit of a git repository where no
+sdist holds it, as with a security fix that is not released yet.
+"""
 
 import re
 import tomllib
@@ -37,18 +41,20 @@ class Pin:
     Args:
         version: Upstream's version.
         commit: Upstream's git commit, as long as the sdist tells it.
-        sdist: The source.
+        sdist: The source; None: it is `commit` of the repository `git`.
         tree: Git tree id of the unpacked source.
         patched_tree: Git tree id after overlays and series.
         wheels: The prebuilt wheel to take compiled members from, by device.
+        git: The repository that has the whole `commit`; "": the source is an sdist.
     """
 
     version: str
     commit: str
-    sdist: Artifact
+    sdist: Artifact | None
     tree: str
     patched_tree: str
     wheels: Mapping[str, Artifact]
+    git: str = ""
 
     @classmethod
     def read(cls, path: Path, *, locked: bool = True) -> "Pin":
@@ -71,10 +77,12 @@ class Pin:
         wheels = data.get("wheel", {})
         if not isinstance(wheels, dict):
             raise _bad(path, "[wheel] is not a table")
+        sdist, git = _source(path, data)
         return cls(
             version=_text(path, data, "version"),
             commit=_text(path, data, "commit"),
-            sdist=_artifact(path, data.get("sdist"), "sdist"),
+            sdist=sdist,
+            git=git,
             tree=_matching(path, data, "tree", _OBJECT_ID),
             patched_tree=_read_lock(path.with_name("tree.lock")) if locked else "",
             wheels={
@@ -90,22 +98,40 @@ class Pin:
             ToolError: There is none.
         """
         if device not in self.wheels:
+            others = ", ".join(sorted(self.wheels))
             raise ToolError(
                 Outcome.BAD_PIN,
-                f"no wheel is pinned for device {device!r}",
-                (f"Choose one of: {', '.join(sorted(self.wheels))}",),
+                f"no wheel of {self.version} is pinned for device {device!r}",
+                (
+                    f"Pin it, if an index has it now: python -m tools pin "
+                    f"{self.version}",
+                    "or compile everything: python -m tools build --mode full "
+                    f"--device {device}",
+                    *((f"or choose another device: {others}",) if others else ()),
+                ),
             )
         return self.wheels[device]
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What identifies the source, in lines for people."""
+        source = (
+            (f"sdist   {self.sdist.filename}", f"sha256  {self.sdist.sha256}")
+            if self.sdist
+            else (f"git     {self.git}",)
+        )
+        return (*source, f"commit  {self.commit}", f"tree    {self.tree}")
 
     def to_toml(self, old: str) -> str:
         """Return the text of `pin.toml`, with the leading comment of an old one."""
         comment = re.match(r"(#.*\n)*", old)
-        tables = {"sdist": self.sdist}
+        tables = {"sdist": self.sdist} if self.sdist else {}
         tables |= {f"wheel.{device}": wheel for device, wheel in self.wheels.items()}
         parts = [
             f'{comment[0] if comment else ""}version = "{self.version}"\n'
             f'commit = "{self.commit}"\ntree = "{self.tree}"\n'
         ]
+        parts += [f'[git]\nurl = "{self.git}"\n'] if self.git else []
         parts += [
             f'[{name}]\nproject = "{file.project}"\nfilename = "{file.filename}"\n'
             f'sha256 = "{file.sha256}"\n'
@@ -153,6 +179,16 @@ def _matching(
     if not pattern.fullmatch(value):
         raise _bad(path, f"{key!r} is malformed: {value!r}")
     return value
+
+
+def _source(path: Path, data: Mapping[str, Any]) -> tuple[Artifact | None, str]:
+    """Return the sdist, or the address of the git repository."""
+    if "git" not in data:
+        return _artifact(path, data.get("sdist"), "sdist"), ""
+    if "sdist" in data or not isinstance(data["git"], dict):
+        raise _bad(path, "the source is a table [sdist] or a table [git] with a url")
+    _matching(path, data, "commit", _OBJECT_ID)
+    return None, _text(path, data["git"], "url")
 
 
 def _artifact(path: Path, table: object, name: str) -> Artifact:

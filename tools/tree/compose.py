@@ -5,7 +5,7 @@ One commit holds the release, one the overlays, one each patch of the series.
 
 import re
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from tools.base import console
 from tools.base.errors import ToolError
@@ -166,13 +166,11 @@ def _apply(repository: Repository, patch: Patch, index: Path) -> None:
 
 def _refuse_replacing(repository: Repository, inputs: Inputs, base: str) -> None:
     """Stop before an overlay replaces a file or a folder of upstream's."""
-    listed = repository.git("ls-tree", "-r", "-z", "--name-only", base).text
-    upstream = set(listed.split("\0"))
-    for file in inputs.overlays:
-        above = {str(parent) for parent in PurePosixPath(file.target).parents}
-        if file.target in upstream or upstream & above:
-            raise ToolError(
-                Outcome.BAD_OVERLAY,
-                f"{file.source} would replace upstream's {file.target}",
-                ("Rename the overlay file, or change upstream's file by a patch",),
-            )
+    sources = {file.target: file.source for file in inputs.overlays}
+    if found := overlay.replaced(sources, repository.paths(base)):
+        raise ToolError(
+            Outcome.BAD_OVERLAY,
+            f"{sources[found[0]]} would replace upstream's {found[0]}",
+            ("Rename the overlay file, or change upstream's file by a patch",),
+            tuple(f"{sources[path]} → {path}" for path in found),
+        )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from tools.base import text
 from tools.base.errors import ToolError
@@ -67,6 +67,22 @@ def refuse_conflicts(overlays: Iterable[OverlayFile]) -> None:
                 f"{file.source}: line {line} is the mark of a conflict",
                 ("Solve it",),
             )
+
+
+def replaced(targets: Iterable[str], upstream: Iterable[str]) -> tuple[str, ...]:
+    """Return the overlays' targets that would replace a file or folder of upstream's.
+
+    >>> replaced(["vllm/a.py", "vllm/b/c.py", "vllm/d"], ["vllm/b", "vllm/d/e.py"])
+    ('vllm/b/c.py', 'vllm/d')
+    """
+    files = set(upstream)
+    folders = {str(above) for path in files for above in PurePosixPath(path).parents}
+    return tuple(
+        target
+        for target in targets
+        if target in files | folders
+        or files & {str(above) for above in PurePosixPath(target).parents}
+    )
 
 
 def source_of(target: str) -> str | None:

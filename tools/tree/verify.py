@@ -59,7 +59,7 @@ def compare(project: Project, source: Sdist, remote: GitRemote) -> Comparison:
     repository = tree.repository
     repository.init()
     sdist = repository.tree_of(import_base(tree.project, pin, source))
-    revision = remote.commit or f"v{pin.version}"
+    revision = remote.commit or (pin.commit if pin.git else f"v{pin.version}")
     if len(revision) != 40:
         revision = f"refs/tags/{revision}"
     commit = remote.fetch(repository, revision)

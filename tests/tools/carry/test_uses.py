@@ -1,0 +1,149 @@
+"""What the overlays use of upstream, and what became of it in another release."""
+
+from pathlib import Path
+
+import pytest
+from checkout import Checkout, tree_id
+
+from tools.base.git import Repository
+from tools.carry.uses import Call, Change, Kind, Release, Use, collect, compare, misfit
+
+UPSTREAM = '''\
+from vllm.base import Deep
+from vllm.other import helper as helps
+
+
+def plain(a, b=1, *, c):
+    """Says something."""
+    return a
+
+
+class Config:
+    size: int
+    name: str = ""
+
+
+class Base(Deep):
+    def __init__(self, size, *, medium="gpu"):
+        self.size = size
+
+    def grow(self, count):
+        return count
+'''
+
+OVERLAY = """\
+from vllm.tagma import other
+from vllm.up import Base, Config, helps, plain
+
+
+class Mine(Base):
+    def __init__(self):
+        super().__init__(3, medium="cpu")
+        self.own = 1
+
+    def grow(self, count):
+        return self.deep(count) + self.size + self.own
+
+
+def use():
+    plain(1, c=2)
+    Config(1)
+    helps()
+"""
+
+
+@pytest.fixture
+def uses(checkout: Checkout) -> list[Use]:
+    (checkout.project.root / "vllm_overlay" / "mine.py").write_text(OVERLAY)
+    return collect(checkout.project.root)
+
+
+def made(folder: Path, up: str, **more: str) -> Release:
+    """A release with `vllm/up.py` and two files that it imports from."""
+    files = {
+        "vllm/up.py": up,
+        "vllm/base.py": "class Deep:\n    def deep(self, count):\n        return 1\n",
+        "vllm/other.py": "def helper():\n    pass\n",
+    } | {name.replace("__", "/") + ".py": text for name, text in more.items()}
+    tree = tree_id(folder, {name: text.encode() for name, text in files.items()})
+    return Release(Repository(folder), tree)
+
+
+def test_uses_are_imports_calls_overrides_and_inherited_members(
+    uses: list[Use],
+) -> None:
+    found = {(use.kind, use.name) for use in uses}
+    assert found == {
+        (Kind.IMPORT, "Base"),
+        (Kind.IMPORT, "Config"),
+        (Kind.IMPORT, "helps"),
+        (Kind.IMPORT, "plain"),
+        (Kind.CALL, "plain"),
+        (Kind.CALL, "Config"),
+        (Kind.CALL, "helps"),
+        (Kind.CALL, "Base.__init__"),
+        (Kind.CALL, "Base.deep"),
+        (Kind.OVERRIDE, "Base.__init__"),
+        (Kind.OVERRIDE, "Base.grow"),
+        (Kind.INHERIT, "Base.size"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name", "change"),
+    [
+        ("return a\n", "return b\n", "plain", Change.BODY),
+        ('"""Says something."""', '"""Says it."""', "plain", Change.SAME),
+        ("return a\n", "# why\n    return  a\n", "plain", Change.SAME),
+        ("def plain(a, b=1", "def plain(a, b=2", "plain", Change.SIGNATURE),
+        ("*, c)", "*, c, d)", "plain", Change.MISFIT),
+        ("*, c)", "*, d=1)", "plain", Change.MISFIT),
+        ("*, c)", "*, d=1, **more)", "plain", Change.SIGNATURE),
+        ("def plain", "def simple", "plain", Change.MISSING),
+        ("    name: str", "    title: str", "Config", Change.SIGNATURE),
+        ("def grow(self, count)", "def grow(self, count, why)", "Base.grow",
+         Change.MISFIT),
+        ("size, *, medium", "size, rank, *, medium", "Base.__init__", Change.MISFIT),
+        ("self.size = size", "self.length = size", "Base.size", Change.MISSING),
+        ("import helper as helps", "import helps", "helps", Change.MISSING),
+        ("class Base(Deep)", "class Base(object)", "Base.deep", Change.MISSING),
+    ],
+)  # fmt: skip
+def test_each_kind_of_change_is_told(
+    uses: list[Use], tmp_path: Path, old: str, new: str, name: str, change: Change
+) -> None:
+    assert old in UPSTREAM
+    findings = compare(
+        uses,
+        made(tmp_path / "old", UPSTREAM),
+        made(tmp_path / "new", UPSTREAM.replace(old, new)),
+    )
+    worst = max(
+        (f.change for f in findings if f.use.name == name), key=lambda c: c.weight
+    )
+    assert worst is change
+    others = {f.use.name: f.change for f in findings if f.use.name != name}
+    assert Change.MISFIT not in others.values()
+
+
+def test_moved_definition_is_found_through_imports(
+    uses: list[Use], tmp_path: Path
+) -> None:
+    start = UPSTREAM.index("class Config")
+    end = UPSTREAM.index("class Base")
+    up = "from .config import Config\n" + UPSTREAM[:start] + UPSTREAM[end:]
+    new = made(tmp_path / "new", up, vllm__config=UPSTREAM[start:end])
+    findings = compare(uses, made(tmp_path / "old", UPSTREAM), new)
+    config = [f for f in findings if f.use.name == "Config"]
+    assert {f.change for f in config} == {Change.SAME}
+    assert {f.moved for f in config} == {"vllm/config.py"}
+
+
+def test_open_calls_are_not_judged(tmp_path: Path) -> None:
+    release_ = made(tmp_path / "r", UPSTREAM)
+    found = release_.find("vllm.up", "plain")
+    assert found
+    use = Use("x.py", 1, Kind.CALL, "vllm.up", "plain", Call(0, (), True))
+    assert misfit(use, found) == ""
+    use = Use("x.py", 1, Kind.CALL, "vllm.up", "plain", Call(0, ("c",), False))
+    assert misfit(use, found) == "it also needs a"
