@@ -157,10 +157,10 @@ class TagmaBlockPool(ViewedBlockPool):
         blocks: Sequence[KVCacheBlock],
         num_cached_blocks: int,
         num_full_blocks: int,
-        *args: Any,
-        **kwargs: Any,
+        block_size: int,
+        kv_cache_group_id: int,
+        block_mask: list[bool] | None = None,
     ) -> None:
-        assert isinstance(blocks, TagmaRangeList)
         # Tokens beyond the model's length have no block.
         num_full_blocks = min(num_full_blocks, len(blocks))
         if num_cached_blocks >= num_full_blocks:
@@ -172,12 +172,32 @@ class TagmaBlockPool(ViewedBlockPool):
                 blocks,  # type: ignore[arg-type]
                 num_cached_blocks,
                 num_full_blocks,
-                *args,
-                **kwargs,
+                block_size,
+                kv_cache_group_id,
+                block_mask,
             )
-        self.index.insert(
-            blocks.ranges, request.block_hashes, num_cached_blocks, num_full_blocks
-        )
+        if isinstance(blocks, TagmaRangeList) and block_mask is None:
+            self.index.insert(
+                blocks.ranges, request.block_hashes, num_cached_blocks, num_full_blocks
+            )
+            return
+        # The index takes blocks at their places among ranges, null blocks too.
+        ranges = self.allocator.new_ranges()
+        self.allocator.acquire(ranges, ids_or_ranges_of(blocks))
+        for i in range(num_cached_blocks, num_full_blocks):
+            is_masked = block_mask is not None and not block_mask[i - num_cached_blocks]
+            if not blocks[i].is_null and not is_masked:
+                self.index.insert(ranges, request.block_hashes, i, i + 1)
+        self.allocator.release(ranges)
+
+    def cache_partial_block(self, *args, **kwargs) -> BlockHashWithGroupId | None:
+        raise NotImplementedError("--prefix-match-unit and Mamba models are refused")
+
+    def move_block_hashes(self, *args, **kwargs) -> None:
+        raise NotImplementedError("Mamba models are refused")
+
+    def unpin_blocks(self, *args, **kwargs) -> None:
+        raise NotImplementedError("HiSparse is refused")
 
     def num_evictable(self, blocks: Sequence[KVCacheBlock]) -> int:
         """Return how many of the cached `blocks` no request holds."""

@@ -881,8 +881,7 @@ def test_every_pool_method_that_places_blocks_is_overridden():
         for name, method in inspect.getmembers(BlockPool, inspect.isfunction)
         if _places_blocks(method) and getattr(TagmaBlockPool, name) is method
     }
-    # unpin_blocks serves HiSparse, which is refused.
-    assert inherited == {"unpin_blocks"}
+    assert not inherited
 
 
 # Against the paged manager, on the same stream of requests.
