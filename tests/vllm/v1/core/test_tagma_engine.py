@@ -479,6 +479,24 @@ class _Lazy(Sequence):
         return self.hashes[index]
 
 
+def test_a_hash_too_long_to_be_counted_is_refused():
+    pool = KVAllocator(8)
+    index = PrefixIndex(pool)
+    request = make_request(pool, 1)
+    try:
+        long_hash = bytes(2**32)  # Zeros that no memory is behind.
+    except MemoryError:
+        pytest.skip("this process may not have 4 GiB of addresses")
+    with unchanged(pool, request):
+        for call in (
+            lambda: index.insert(request, [long_hash], 0, 1),
+            lambda: index.match([long_hash]),
+            lambda: index.find(long_hash),
+        ):
+            with pytest.raises(ValueError, match="4294967296 bytes"):
+                call()
+
+
 def test_a_match_may_read_hashes_behind_its_end_but_not_take_them():
     pool = KVAllocator(8)
     index = PrefixIndex(pool)
