@@ -4,8 +4,8 @@
 // The range allocator of the tagma KV cache backend.
 //
 // A pool of `num_blocks` KV blocks; a request holds its blocks as few
-// contiguous ranges. Two kinds of reference are counted apart: up to
-// BlockReferences::kMostRequests request references and at most one cache
+// contiguous ranges. Two kinds of reference are counted apart: request
+// references, one for each list that has the block, and at most one cache
 // reference (the block is in the prefix cache). With neither, a block is free;
 // with the cache reference only, it is cache-only and may be evicted.
 //
@@ -395,6 +395,8 @@ class KVAllocator {
   std::string dump() const;
 
  private:
+  friend class ReferenceLimitTest;  // Nobody adds 2^31 references one by one.
+
   // Most windows chosen by the placement for one call, before the longest runs
   // are taken; each costs at most one range more than was necessary.
   static constexpr int kMaxChosen = 8;

@@ -76,9 +76,10 @@ class KVRanges:
 class KVAllocator:
     """A pool of KV blocks, given out as contiguous ranges.
 
-    A block has up to 32,767 request references and at most one cache
-    reference. With neither it is free; with the cache reference only, it is
-    cache-only and may be evicted. At first every block is free.
+    A block has a request reference for each list that it is in, which are
+    counted to 2**31 - 1, and at most one cache reference. With neither it is
+    free; with the cache reference only, it is cache-only and may be evicted. At
+    first every block is free.
 
     Args:
         num_blocks: Size of the pool; block ids are in [0, num_blocks).
@@ -190,7 +191,7 @@ class KVAllocator:
 
         Raises:
             ValueError: A block is free; nothing has changed.
-            OverflowError: A block has 32,767; nothing has changed.
+            OverflowError: A block has 2**31 - 1; nothing has changed.
             RangeCapError: Too many ranges; nothing has changed.
 
         """
@@ -207,7 +208,7 @@ class KVAllocator:
 
         Raises:
             ValueError: A block is free; nothing has changed.
-            OverflowError: A block has 32,767; nothing has changed.
+            OverflowError: A block has 2**31 - 1; nothing has changed.
 
         """
 

@@ -171,7 +171,14 @@ inline bool parse_key(PyObject* arg, BlockKey* key) {
   if (PyBytes_AsStringAndSize(arg, &data, &size) != 0) {
     return false;
   }
-  *key = {data, static_cast<size_t>(size)};
+  const BlockKey whole{data, static_cast<size_t>(size)};
+  if (whole.size() > PrefixIndex::kLongestKey) {
+    PyErr_Format(PyExc_ValueError,
+                 "a hash must be shorter than 4 GiB, got one of %zd bytes",
+                 size);
+    return false;
+  }
+  *key = whole;
   return true;
 }
 

@@ -78,9 +78,10 @@ inline constexpr char kAllocator[] =
 
 A pool of KV blocks, given out as contiguous ranges.
 
-A block has up to 32,767 request references and at most one cache
-reference. With neither it is free; with the cache reference only, it is
-cache-only and may be evicted. At first every block is free.
+A block has a request reference for each list that it is in, which are
+counted to 2**31 - 1, and at most one cache reference. With neither it is
+free; with the cache reference only, it is cache-only and may be evicted. At
+first every block is free.
 
 Args:
     num_blocks: Size of the pool; block ids are in [0, num_blocks).
@@ -183,7 +184,7 @@ Add a request reference to each block and append it to the request.
 
 Raises:
     ValueError: A block is free; nothing has changed.
-    OverflowError: A block has 32,767; nothing has changed.
+    OverflowError: A block has 2**31 - 1; nothing has changed.
     RangeCapError: Too many ranges; nothing has changed.)";
 
 inline constexpr char kAllocatorRelease[] = R"(release($self, ranges, /)
@@ -202,7 +203,7 @@ Add a request reference to each block.
 
 Raises:
     ValueError: A block is free; nothing has changed.
-    OverflowError: A block has 32,767; nothing has changed.)";
+    OverflowError: A block has 2**31 - 1; nothing has changed.)";
 
 inline constexpr char kAllocatorReleaseBlocks[] =
     R"(release_blocks($self, block_ids, /)

@@ -293,6 +293,28 @@ def test_release_blocks_needs_as_many_references_as_it_drops():
         pool.release(request)
 
 
+@pytest.mark.parametrize("num_requests", [40_000, 70_000])
+def test_a_block_is_shared_by_more_requests_than_16_bits_count(num_requests):
+    pool = KVAllocator(8)
+    index = PrefixIndex(pool)
+    owner, hashes = make_request(pool, 2), hashes_of(1)
+    index.insert(owner, hashes, 0, 1)
+    requests = [pool.new_ranges() for _ in range(num_requests - 1)]
+    for request in requests:
+        pool.acquire(request, index.match(hashes))
+    assert [pool.ref_count(b) for b in range(3)] == [num_requests, 1, 0]
+    assert [pool.is_cached(b) for b in range(3)] == [True, False, False]
+    # A list of ids adds its references one by one, however often it has a block.
+    pool.retain_blocks([0] * num_requests)
+    assert pool.ref_count(0) == 2 * num_requests
+    pool.release_blocks([0] * num_requests)
+    for request in (owner, *requests):
+        assert pool.ref_count(0) > 0
+        pool.release(request)
+    assert (pool.num_free_blocks, pool.num_cache_only_blocks) == (8, 1)
+    pool.check_invariants()
+
+
 def test_cache_reference_is_single():
     pool = KVAllocator(8)
     request = make_request(pool, 2)
@@ -455,6 +477,24 @@ class _Lazy(Sequence):
 
     def __getitem__(self, index):
         return self.hashes[index]
+
+
+def test_a_hash_too_long_to_be_counted_is_refused():
+    pool = KVAllocator(8)
+    index = PrefixIndex(pool)
+    request = make_request(pool, 1)
+    try:
+        long_hash = bytes(2**32)  # Zeros that no memory is behind.
+    except MemoryError:
+        pytest.skip("this process may not have 4 GiB of addresses")
+    with unchanged(pool, request):
+        for call in (
+            lambda: index.insert(request, [long_hash], 0, 1),
+            lambda: index.match([long_hash]),
+            lambda: index.find(long_hash),
+        ):
+            with pytest.raises(ValueError, match="4294967296 bytes"):
+                call()
 
 
 def test_a_match_may_read_hashes_behind_its_end_but_not_take_them():
