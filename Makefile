@@ -98,5 +98,7 @@ $(READY): upstream/tools.lock
 	@mkdir -p build
 	@flock build/.make.lock sh -ec '[ $@ -nt $< ] && exit; \
 	  echo "prepare build/tools …"; $(PYTHON) -m venv --clear build/tools; \
-	  build/tools/bin/python -m pip install -qq --no-deps --require-hashes -r $<; \
+	  build/tools/bin/python -m pip install -qq --retries 2 --no-deps \
+	    --require-hashes -r $< || { echo "without network: set PIP_FIND_LINKS to" \
+	    "a folder with the files of $<" >&2; exit 1; }; \
 	  touch $@'
