@@ -120,6 +120,7 @@ def test_a_job_waits_for_another_that_holds_the_build_folder(
         while not has_open(waiting.pid, lock):
             assert waiting.poll() is None
             time.sleep(0.01)
+        time.sleep(1.5)  # a user waits one second
     assert waiting.wait() == 0
 
 
