@@ -14,8 +14,8 @@ class Job:
         name: Its name, and that of its script in ci/.
         commands: What to run, each the words behind `python -m tools`.
         needs: The jobs that must have passed before it begins.
-        writes: Folders of build/ that no other job may write meanwhile. All jobs read
-            build/tree and build/venv, which only those that they need write.
+        writes: Files of build/ that no other job may write meanwhile, and the lock if
+            one that holds it for long would keep the job waiting.
         seconds: What it takes on an idle core; nothing is judged by it.
         workers: The most cores that it can use.
     """
@@ -44,74 +44,74 @@ class Job:
         ]
 
 
-# What several jobs begin with, run once and first.
-PREPARATIONS = (
-    Job("apply", (("apply",),), writes=("tree",), seconds=20),
-    Job("build", (("build",),), ("apply",), ("venv", "wheel", "ext"), seconds=120),
-)
-_TREE, _VENV = ("apply",), ("apply", "build")
+_TREE, _BUILT = ("apply",), ("apply", "build")
+_LOCK = ".lock"
 
 # In the order in which they begin, as far as what they need is there: cheap ones
 # first, so that a mistake shows early, then long ones, so that none is left alone at
 # the end.
-JOBS = (
-    Job("series", (("export", "--check"), ("lint",)), _TREE, seconds=5),
-    Job("lint", (("style",),), _TREE, seconds=25),
+_TABLE = (
+    Job("apply", (("apply",),), writes=(_LOCK, "tree"), seconds=20),
+    Job("series", (("export", "--check"), ("lint",)), _TREE, (_LOCK,), seconds=5),
+    Job("lint", (("style",),), _TREE, (_LOCK,), seconds=25),
+    Job("build", (("build",),), _TREE, (_LOCK, "venv", "wheel", "ext"), seconds=120),
+    Job(
+        "engine",
+        (("check-engine", "--workers", WORKERS), ("audit",)),
+        writes=("engine-tests", "engine-binding", "googletest"),
+        seconds=200,
+        workers=4,
+    ),
     Job(
         "tools",
         (("suite", "tools", "--workers", WORKERS, "--", ARGUMENTS),),
-        _TREE,
-        seconds=400,
-        workers=8,
+        _BUILT,
+        seconds=300,
+        workers=4,
     ),
     Job(
         "overlay",
         (("suite", "overlay", "--workers", WORKERS, "--", ARGUMENTS),),
-        _VENV,
+        _BUILT,
         ("overlay-tests",),
-        seconds=400,
+        seconds=300,
         workers=4,
     ),
     Job(
         "next",
         (("rehearse", "0.33.0", "--workers", WORKERS, "--", ARGUMENTS),),
-        _VENV,
+        _BUILT,
         ("rehearsal",),
-        seconds=400,
+        seconds=350,
         workers=4,
     ),
-    Job("demo", (("demo",),), _VENV, ("demo",), seconds=240),
-    Job(
-        "engine",
-        (("check-engine", "--workers", WORKERS), ("audit",)),
-        _TREE,
-        ("engine-tests", "engine-binding", "googletest"),
-        seconds=210,
-        workers=4,
-    ),
+    Job("demo", (("demo",),), _BUILT, ("demo",), seconds=240),
     Job(
         "host",
         (("bench-host", "--rounds", "9"), ("soak", "--steps", "10000")),
-        _VENV,
+        _BUILT,
         ("bench",),
         seconds=100,
+    ),
+    Job(
+        "upstream",
+        (("suite", "upstream", "--", ARGUMENTS),),
+        _BUILT,
+        ("upstream-tests",),
+        seconds=90,
     ),
     # One seed: a job must not fail by luck. `make fuzz` takes others.
     Job(
         "fuzz",
         (("fuzz", "--install", "--seconds", "60", "--seed", "1"),),
         (),
-        ("engine-fuzz",),
-        seconds=90,
-    ),
-    Job(
-        "upstream",
-        (("suite", "upstream", "--", ARGUMENTS),),
-        _VENV,
-        ("upstream-tests",),
+        (_LOCK, "engine-fuzz"),
         seconds=90,
     ),
 )
+# What several jobs begin with, run once and before them.
+PREPARATIONS = tuple(job for job in _TABLE if job.name in _BUILT)
+JOBS = tuple(job for job in _TABLE if job.name not in _BUILT)
 NAMES = tuple(job.name for job in JOBS)
 
 # What a change of one part can break.
@@ -129,6 +129,8 @@ def chosen(names: tuple[str, ...]) -> list[Job]:
 
 
 def with_preparations(jobs: list[Job]) -> list[Job]:
-    """Return jobs behind the preparations that they need."""
+    """Return jobs and the preparations that they need, in the table's order."""
     needed = {name for job in jobs for name in job.needs}
-    return [*(step for step in PREPARATIONS if step.name in needed), *jobs]
+    steps = [step for step in PREPARATIONS if step.name in needed]
+    order = [job.name for job in _TABLE]
+    return sorted([*steps, *jobs], key=lambda job: order.index(job.name))

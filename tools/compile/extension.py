@@ -93,6 +93,8 @@ def build_variant(project: Project, source: Path, name: str, *defines: str) -> P
     target = project.build / "bench" / f"{_TARGET}-{name}.abi3.so"
     target.parent.mkdir(parents=True, exist_ok=True)
     run([*compiler, "-std=c++17", "-O2", "-fPIC", "-shared",
+         # Else the tables of the first that is loaded serve all of them.
+         "-fvisibility=hidden",
          *(f"-D{define}" for define in defines),
          "-DPy_LIMITED_API=0x030B0000", f"-I{sysconfig.get_path('include')}",
          source / "tagma_bindings.cpp", "-o", target])  # fmt: skip
