@@ -22,6 +22,7 @@ from tools.carry.releases import Releases
 from tools.carry.stop import Stop
 from tools.carry.wheels import with_wheels
 from tools.source.fetch import GitRemote, Sdist
+from tools.tree import underway
 from tools.tree.compose import commit_patch, compose, lay_overlays
 from tools.tree.export import diff_between
 from tools.tree.folder import files_of
@@ -81,15 +82,8 @@ class Rebase:
             ToolError: A rebase is under way, the tree has edits, or the release
                 cannot be had. Nothing has changed then.
         """
-        if journal := self._recover():
-            raise ToolError(
-                Outcome.IN_PROGRESS,
-                f"a rebase to {journal.new.version} is under way",
-                (
-                    "Go on: python -m tools rebase --continue",
-                    "or give it up: python -m tools rebase --abort",
-                ),
-            )
+        self._recover()
+        underway.refuse(self.project)
         self._clear()
         inputs = Inputs.read(self.project)
         self.tree.apply(Sdist(self.project.cache))
@@ -333,6 +327,9 @@ class Rebase:
             raise ToolError(
                 Outcome.NOT_IN_PROGRESS,
                 "no rebase is under way",
-                ("Begin one: python -m tools rebase RELEASE",),
+                (
+                    "Begin one: python -m tools rebase RELEASE",
+                    "or take a finished one back: python -m tools undo",
+                ),
             )
         return journal

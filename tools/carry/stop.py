@@ -15,11 +15,11 @@ from tools.base.git import Repository
 from tools.base.outcome import Outcome
 from tools.base.project import Project
 from tools.carry import resolutions
-from tools.carry.journal import Journal, folder
+from tools.carry.journal import Journal
 from tools.carry.landing import Carried
 from tools.carry.resolutions import Resolution
 from tools.carry.unresolved import Sides
-from tools.tree import overlay
+from tools.tree import overlay, underway
 from tools.tree.edits import Snapshot
 
 _AGAIN = "python -m tools rebase"
@@ -31,7 +31,7 @@ class Stop:
     def __init__(self, project: Project):
         self.project = project
         self.repository = Repository(project.tree)
-        self.folder = folder(project)
+        self.folder = underway.folder(project)
         self.work = Repository(self.folder / "tree")
         self.versions = self.folder / "versions"
         self.learned = self.folder / "learned"

@@ -8,6 +8,7 @@ from tools.base.errors import ToolError
 from tools.base.git import Repository
 from tools.base.outcome import Outcome
 from tools.base.project import Project
+from tools.tree import underway
 from tools.tree.compose import compose, lay_overlays
 from tools.tree.export import Step, diff_between
 from tools.tree.folder import files_of
@@ -69,9 +70,11 @@ def rewrite(
         mend: What the user can do about a conflict.
 
     Raises:
-        ToolError: A patch conflicts, or would change nothing. Nothing has changed.
+        ToolError: A patch conflicts or would change nothing, or a rebase is under
+            way. Nothing has changed.
     """
     project = tree.project
+    underway.refuse(project)
     with scratch(project) as folder:
         copy_inputs(project.root, folder)
         shadow = Project(folder, project.build, project.cache)

@@ -13,7 +13,7 @@ from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
 from tools.source.fetch import ReleaseSource
 from tools.source.pin import Pin, write_lock
-from tools.tree import recovery
+from tools.tree import recovery, underway
 from tools.tree.compose import compose, import_base
 from tools.tree.inputs import Inputs
 from tools.tree.shield import shield
@@ -59,8 +59,9 @@ class Tree(WorkTree):
             relock: Accept the resulting tree as the new lock.
 
         Raises:
-            ToolError: An input is broken or the tree has edits. The tree is then
-                as it was, but for edits that `drop` moved out.
+            ToolError: An input is broken, the tree has edits, or inputs changed in
+                the middle of a rebase. The tree is then as it was, but for edits that
+                `drop` moved out.
         """
         self.recover()
         inputs = Inputs.read(self.project, relock)
@@ -79,6 +80,7 @@ class Tree(WorkTree):
             return Applied(
                 outcome, state.commit, tree, len(inputs.series.names), dropped
             )
+        underway.refuse(self.project)
         self.repository.init()
         shield(self.repository)
         import_base(self.project, inputs.pin, source)
@@ -164,7 +166,12 @@ class Tree(WorkTree):
 
         Returns:
             What was changed, and where copies of it are.
+
+        Raises:
+            ToolError: A rebase is under way, which this change does not end.
         """
+        if underway.folder(self.project).name not in spent:
+            underway.refuse(self.project)
         made = Transaction.stage(self.project, title, changes, new, spent)
         recovery.carry_out(self, made)
         return made
