@@ -10,8 +10,9 @@ from pathlib import Path
 from checkout import Checkout
 
 from tools.base import fault
+from tools.carry.finish import Finished
 from tools.carry.journal import Journal
-from tools.carry.rebase import Finished, Rebase
+from tools.carry.rebase import Rebase
 from tools.carry.releases import Releases
 from tools.source.fetch import Sdist
 

@@ -6,8 +6,9 @@ import click
 
 from tools.base import console
 from tools.base.outcome import Outcome, Report
+from tools.carry.finish import Finished
 from tools.carry.journal import Journal
-from tools.carry.rebase import Finished, Rebase
+from tools.carry.rebase import Rebase
 from tools.carry.unresolved import SIDES
 from tools.cli.base_options import base_options, source_of
 from tools.cli.options import Settings, json_option

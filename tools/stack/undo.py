@@ -49,13 +49,7 @@ def undo(tree: Tree) -> tuple[Transaction, Transaction]:
     tree.refuse_edits()
     tree.repository.init()
     changes = _before(last)
-    with scratch(project) as folder:
-        copy_inputs(project.root, folder)
-        write(changes, folder)
-        shadow = Project(folder, project.build, project.cache)
-        inputs = Inputs.read(shadow, relock=True)
-        import_base(project, inputs.pin, Sdist(project.cache))
-        new = _placed(tree, compose(project, inputs), last.was)
+    new = _placed(tree, _composed(project, changes), last.was)
     tree.refuse_overwriting(new.here)
     lock = File(f"{tree.repository.tree_of(new.commit)}\n".encode())
     again = last.title.startswith(_UNDO)
@@ -71,6 +65,17 @@ def _before(last: Transaction) -> Changes:
         for name, before in last.before.items()
         if name != _LOCK
     }
+
+
+def _composed(project: Project, changes: Changes) -> State:
+    """Return the state that the checkout would make with some changes."""
+    with scratch(project) as folder:
+        copy_inputs(project.root, folder)
+        write(changes, folder)
+        shadow = Project(folder, project.build, project.cache)
+        inputs = Inputs.read(shadow, relock=True)
+        import_base(project, inputs.pin, Sdist(project.cache))
+        return compose(project, inputs)
 
 
 def _placed(tree: Tree, new: State, was: State | None) -> State:

@@ -60,13 +60,7 @@ class Status:
         """
         under_way = underway.title(project)
         if pending := Transaction.pending(project):
-            # Some files are new and some are old: they cannot be read as a whole.
-            pin = Pin.read(project.pin_file)
-            return cls(
-                *(pin.version, pin.commit, "interrupted", (), ()),
-                under_way=under_way,
-                half=pending.title,
-            )
+            return cls._of_half(project, pending, under_way)
         inputs = Inputs.read(project)
         names = inputs.series.names
         pin = inputs.pin
@@ -103,6 +97,18 @@ class Status:
             newer,
             mend,
             under_way,
+        )
+
+    @classmethod
+    def _of_half(
+        cls, project: Project, pending: Transaction, under_way: str
+    ) -> "Status":
+        """Look at a checkout in which some files are new and some are old."""
+        pin = Pin.read(project.pin_file, locked=False)
+        return cls(
+            *(pin.version, pin.commit, "interrupted", (), ()),
+            under_way=under_way,
+            half=pending.title,
         )
 
     @property

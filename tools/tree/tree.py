@@ -65,21 +65,11 @@ class Tree(WorkTree):
         """
         self.recover()
         inputs = Inputs.read(self.project, relock)
-        digest = inputs.digest()
         dropped = self.drop_edits() if drop else None
         self.refuse_edits()
         state = self.state
-        if state and state.inputs == digest and not relock:
-            tree = self.repository.tree_of(state.commit)
-            self._check_lock(inputs.pin, tree)
-            outcome = Outcome.DONE if dropped else Outcome.UNCHANGED
-            if state.position:
-                console.note("The patches that were popped are applied again")
-                self.go(state.commit)
-                outcome = Outcome.DONE
-            return Applied(
-                outcome, state.commit, tree, len(inputs.series.names), dropped
-            )
+        if state and state.inputs == inputs.digest() and not relock:
+            return self._applied_before(state, inputs, dropped)
         underway.refuse(self.project)
         self.repository.init()
         shield(self.repository)
@@ -95,6 +85,19 @@ class Tree(WorkTree):
         return Applied(
             Outcome.DONE, new.commit, tree, len(inputs.series.names), dropped
         )
+
+    def _applied_before(
+        self, state: State, inputs: Inputs, dropped: Path | None
+    ) -> Applied:
+        """Return a tree whose inputs are as they were; push what was popped."""
+        tree = self.repository.tree_of(state.commit)
+        self._check_lock(inputs.pin, tree)
+        outcome = Outcome.DONE if dropped else Outcome.UNCHANGED
+        if state.position:
+            console.note("The patches that were popped are applied again")
+            self.go(state.commit)
+            outcome = Outcome.DONE
+        return Applied(outcome, state.commit, tree, len(inputs.series.names), dropped)
 
     def require_current(self, *, edits: bool = False, popped: bool = False) -> State:
         """Return the state; stop unless the tree is what its inputs make.

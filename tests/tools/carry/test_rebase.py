@@ -32,8 +32,9 @@ from releases import CONFLICT, release
 from tools.base import atomic
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
+from tools.carry.finish import Finished
 from tools.carry.landing import Landing
-from tools.carry.rebase import Finished, Rebase
+from tools.carry.rebase import Rebase
 from tools.carry.releases import Releases
 from tools.carry.resolutions import Clash, Resolution, learn, solve, split
 from tools.source.pin import Pin
