@@ -72,7 +72,7 @@ def clean_environment(ceiling: Path) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TreeEntry:
     """A file in a tree.
 
     Args:
@@ -182,11 +182,11 @@ class Repository:
         )
         return set(done.text.split("\0")) - {""}
 
-    def entry(self, tree: str, path: str) -> Entry | None:
+    def entry(self, tree: str, path: str) -> TreeEntry | None:
         """Return the entry of a file in a tree; None if there is no such file."""
         listed = self.git("ls-tree", "-z", tree, "--", path).text
         mode, kind, name = listed.partition("\t")[0].split(" ") if listed else [""] * 3
-        return Entry(mode, name) if kind not in ("", "tree") else None
+        return TreeEntry(mode, name) if kind not in ("", "tree") else None
 
     def content(self, blob: str) -> bytes:
         """Return the bytes of a file, named by its blob id or as TREE:PATH."""

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from tools.base import atomic
 from tools.base.errors import ToolError
@@ -10,6 +9,7 @@ from tools.base.outcome import Outcome
 from tools.base.project import Project
 from tools.carry.landing import Carried, Landing
 from tools.source.pin import Artifact, Pin
+from tools.tree import underway
 from tools.tree.threeway import Conflict
 
 
@@ -61,7 +61,7 @@ class Journal:
     @classmethod
     def read(cls, project: Project) -> "Journal | None":
         """Return the journal of the rebase that is under way, if there is one."""
-        path = journal_file(project)
+        path = underway.journal_file(project)
         try:
             data = json.loads(path.read_text("utf-8"))
             return cls(
@@ -87,9 +87,9 @@ class Journal:
 
     def write(self, project: Project) -> None:
         """Record the state in one step."""
-        data = asdict(self)
+        data = {"title": f"a rebase to {self.new.version}", **asdict(self)}
         text = json.dumps(data, indent=1, default=lambda member: member.value)
-        atomic.write(journal_file(project), text.encode())
+        atomic.write(underway.journal_file(project), text.encode())
 
     @property
     def phase(self) -> str:
@@ -110,16 +110,6 @@ class Journal:
             stopped=None,
             taken=(),
         )
-
-
-def folder(project: Project) -> Path:
-    """Return the folder of the rebase that is under way."""
-    return project.build / "rebase"
-
-
-def journal_file(project: Project) -> Path:
-    """Return the file of the journal."""
-    return folder(project) / "journal.json"
 
 
 def _pin(data: dict[str, object]) -> Pin:

@@ -5,15 +5,15 @@ that the same work can be finished or given up. The new files are checked as `ap
 would check them; then all of them change in one transaction.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tools.base import atomic, console
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
 from tools.base.project import Project
-from tools.carry import report, resolutions
+from tools.carry import resolutions
+from tools.carry.finish import Finished, finish, finished
 from tools.carry.identity import identified
 from tools.carry.journal import Entry, Journal
 from tools.carry.landing import Carried, Landing
@@ -22,30 +22,11 @@ from tools.carry.releases import Releases
 from tools.carry.stop import Stop
 from tools.carry.wheels import with_wheels
 from tools.source.fetch import GitRemote, Sdist
-from tools.tree.compose import commit_patch, compose, lay_overlays
-from tools.tree.export import diff_between
-from tools.tree.folder import files_of
+from tools.tree import underway
+from tools.tree.compose import commit_patch, lay_overlays
 from tools.tree.inputs import Inputs
 from tools.tree.patch import Patch
-from tools.tree.scratch import scratch
-from tools.tree.series import Series
-from tools.tree.transaction import File, Transaction, write
 from tools.tree.tree import Tree
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A rebase that is done.
-
-    Args:
-        journal: What it did.
-        report: The report for people.
-        kept: The folder with copies of all that was replaced or dropped.
-    """
-
-    journal: Journal
-    report: Path
-    kept: Path
 
 
 class Rebase:
@@ -81,15 +62,8 @@ class Rebase:
             ToolError: A rebase is under way, the tree has edits, or the release
                 cannot be had. Nothing has changed then.
         """
-        if journal := self._recover():
-            raise ToolError(
-                Outcome.IN_PROGRESS,
-                f"a rebase to {journal.new.version} is under way",
-                (
-                    "Go on: python -m tools rebase --continue",
-                    "or give it up: python -m tools rebase --abort",
-                ),
-            )
+        self._recover()
+        underway.refuse(self.project)
         self._clear()
         inputs = Inputs.read(self.project)
         self.tree.apply(Sdist(self.project.cache))
@@ -125,7 +99,7 @@ class Rebase:
         before = self.journal
         journal = self._recover()
         if before and not journal:  # killed as it ended; the files are in place now
-            return self._finished(before)
+            return finished(self.project, before)
         journal = self._require(journal)
         if journal.stopped:
             journal = journal.with_entry(self._resolved(journal))
@@ -207,7 +181,7 @@ class Rebase:
                 journal = journal.with_entry(entry)
                 journal.write(self.project)
                 shown.advance(1)
-        return self._end(journal)
+        return finish(self.tree, journal, self.stop.resolutions())
 
     def _settle(
         self,
@@ -245,70 +219,6 @@ class Rebase:
     def _patch(self, name: str) -> Patch:
         return Patch.parse(name, (self.project.patches / name).read_bytes())
 
-    # ---- the end
-
-    def _end(self, journal: Journal) -> Finished:
-        """Check what the new files make, then put them in place."""
-        inputs = Inputs.read(self.project)
-        if inputs.digest() != journal.inputs:
-            raise ToolError(
-                Outcome.OUT_OF_SYNC,
-                "pin, patches or overlays changed since the rebase began",
-                (
-                    "Restore them, then: python -m tools rebase --continue",
-                    "or begin again: python -m tools rebase --abort",
-                ),
-            )
-        changes = dict(self._new_files(journal))
-        with scratch(self.project) as folder:
-            write(changes, folder)
-            series = Series.read(folder / "patches")
-            new = Inputs(journal.new, inputs.overlays, series)
-            state = compose(self.project, new)
-        if state.commit != journal.tip:
-            raise ToolError(
-                Outcome.WRONG_TREE,
-                "the new patches do not give the tree that the rebase made",
-                ("Keep build/rebase and report this",),
-                (f"expected commit {journal.tip}", f"found    commit {state.commit}"),
-            )
-        self.tree.refuse_edits()
-        self.tree.refuse_overwriting(state.commit)
-        title = f"rebase {journal.new.version}"
-        self.tree.change(title, changes, state, spent=(self.folder.name,))
-        return self._finished(journal)
-
-    def _finished(self, journal: Journal) -> Finished:
-        name = f"{report.name(journal.old, journal.new)}.md"
-        made = Transaction.last(self.project)
-        assert made and made.kept
-        return Finished(journal, self.project.reports / name, made.kept)
-
-    def _new_files(self, journal: Journal) -> Iterator[tuple[str, File | None]]:
-        """Yield the files that the rebase changes, below the project."""
-        project, repository = self.project, self.repository
-        patches = []
-        for entry in journal.done:
-            if not entry.commit:
-                yield f"patches/{entry.name}", None
-            else:
-                diff = diff_between(repository, f"{entry.commit}^", entry.commit)
-                patches.append(replace(self._patch(entry.name), diff=diff))
-        for name, content in files_of(project.patches, patches).items():
-            yield f"patches/{name}", File(content)
-        for resolution in self.stop.resolutions().values():
-            name = f"patches/{resolutions.FOLDER}/{resolution.filename}"
-            yield name, File(resolution.to_bytes())
-        pin_text = project.pin_file.read_text("utf-8")
-        yield "upstream/pin.toml", File(journal.new.to_toml(pin_text).encode())
-        tree = repository.tree_of(journal.tip)
-        yield "upstream/tree.lock", File(f"{tree}\n".encode())
-        known = Releases.read(project.releases_file)
-        both = known.text_with(journal.old, journal.new)
-        yield "upstream/releases.toml", File(both)
-        for name, content in report.files(project, repository, journal).items():
-            yield f"upstream/reports/{name}", File(content)
-
     def _clear(self) -> None:
         """Forget the rebase: the journal goes with the folder, in one step."""
         atomic.remove_folder(self.folder)
@@ -333,6 +243,9 @@ class Rebase:
             raise ToolError(
                 Outcome.NOT_IN_PROGRESS,
                 "no rebase is under way",
-                ("Begin one: python -m tools rebase RELEASE",),
+                (
+                    "Begin one: python -m tools rebase RELEASE",
+                    "or take a finished one back: python -m tools undo",
+                ),
             )
         return journal

@@ -15,11 +15,11 @@ from tools.base.git import Repository
 from tools.base.outcome import Outcome
 from tools.base.project import Project
 from tools.carry import resolutions
-from tools.carry.journal import Journal, folder
+from tools.carry.journal import Journal
 from tools.carry.landing import Carried
 from tools.carry.resolutions import Resolution
-from tools.carry.unresolved import Sides
-from tools.tree import overlay
+from tools.carry.unresolved import Choice
+from tools.tree import overlay, underway
 from tools.tree.edits import Snapshot
 
 _AGAIN = "python -m tools rebase"
@@ -31,7 +31,7 @@ class Stop:
     def __init__(self, project: Project):
         self.project = project
         self.repository = Repository(project.tree)
-        self.folder = folder(project)
+        self.folder = underway.folder(project)
         self.work = Repository(self.folder / "tree")
         self.versions = self.folder / "versions"
         self.learned = self.folder / "learned"
@@ -77,7 +77,7 @@ class Stop:
             )
         journal = self._laid_out(journal)
         tree = self._snapshot()
-        new, paths = self._sides(journal).taken(conflicts, side, tree)
+        new, paths = self._choice(journal).taken(conflicts, side, tree)
         self._check_out(new, paths)
         name = conflicts[0].name
         taken = dict(journal.taken) | {name: side}
@@ -91,7 +91,7 @@ class Stop:
                 changed.
         """
         journal = self._laid_out(journal)
-        snapshot = Snapshot.take(self.work)
+        snapshot = Snapshot.take(self.work, "rebase")
         tree = self.work.tree_of(snapshot.commit)
         self._refuse_open(journal, tree)
         tip = self.work.tree_of(journal.tip)
@@ -156,7 +156,7 @@ class Stop:
         """Keep a copy of what the user did in the work tree, and remove that."""
         kept = None
         if self.work.exists and journal.stopped:
-            snapshot = Snapshot.take(self.work)
+            snapshot = Snapshot.take(self.work, "rebase")
             found = journal.stopped
             if self.work.tree_of(snapshot.commit) != found.tree:
                 diff = self.work.git(
@@ -175,11 +175,11 @@ class Stop:
         Raises:
             ToolError: One is.
         """
-        sides, taken = self._sides(journal), dict(journal.taken)
+        choice, taken = self._choice(journal), dict(journal.taken)
         conflicts = self._found(journal).conflicts
-        marked = dict(sides.marked(tree))
+        marked = dict(choice.marked(tree))
         rest = [c for c in conflicts if c.name not in taken and c.path not in marked]
-        silent = dict(sides.unresolved(rest, tree))
+        silent = dict(choice.unresolved(rest, tree))
         found = tuple(f"{path} {what}" for path, what in (marked | silent).items())
         if not found:
             return
@@ -194,14 +194,14 @@ class Stop:
         more = f" (and {len(found) - 1} more files)" if len(found) > 1 else ""
         raise ToolError(Outcome.CONFLICT, f"{found[0]}{more}", tuple(steps), found)
 
-    def _sides(self, journal: Journal) -> Sides:
+    def _choice(self, journal: Journal) -> Choice:
         assert journal.next_step
         _, commit = journal.next_step
         upstream, patch = map(self.work.tree_of, (journal.tip, commit))
-        return Sides(self.work, upstream, patch, self._found(journal).tree)
+        return Choice(self.work, upstream, patch, self._found(journal).tree)
 
     def _snapshot(self) -> str:
-        return self.work.tree_of(Snapshot.take(self.work).commit)
+        return self.work.tree_of(Snapshot.take(self.work, "rebase").commit)
 
     def _laid_out(self, journal: Journal) -> Journal:
         """Lay the work tree out again if the user removed it."""

@@ -36,8 +36,8 @@ def measure(project: Project, versions: Sequence[str]) -> Matrix:
         ToolError: A release cannot be had, or the tree has edits.
     """
     tree = Tree(project)
-    inputs = Inputs.read(project)
     tree.apply(Sdist(project.cache))
+    inputs = Inputs.read(project)
     survey = _Survey.of(tree, inputs)
     pins = list(releases(tree, versions))
     with ThreadPoolExecutor(WORKERS) as pool:

@@ -8,8 +8,9 @@ unless its user says which side it shall be.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tools.base.git import Entry, Repository
+from tools.base.git import Repository, TreeEntry
 from tools.carry import resolutions
+from tools.carry.evidence import file_in
 from tools.tree.threeway import Conflict
 
 SIDES = ("patch", "upstream")
@@ -17,7 +18,7 @@ PLACE = "place"  # the kind of a conflict that only the check of functions sees
 
 
 @dataclass(frozen=True)
-class Sides:
+class Choice:
     """The trees between which a user decides.
 
     Args:
@@ -83,7 +84,7 @@ class Sides:
         if now and resolutions.has_marks(self._text(self.merged, first.path)):
             text = self._text(tree, first.path)
             blob = self.repository.store(resolutions.choose(text, side))
-            wanted = Entry(first.modes.get(side, now.mode), blob)
+            wanted = TreeEntry(first.modes.get(side, now.mode), blob)
         return self._with(tree, {first.path: wanted}), frozenset({first.path})
 
     def _open(self, conflict: Conflict, tree: str) -> str:
@@ -106,21 +107,21 @@ class Sides:
             return f"its mode: {', '.join(modes)}"
         return ""
 
-    def _version(self, conflict: Conflict, side: str) -> Entry | None:
+    def _version(self, conflict: Conflict, side: str) -> TreeEntry | None:
         """Return a file as a side has it; None if that has no such file."""
         if conflict.kind == PLACE:
             tree = self.merged if side == "patch" else self.upstream
             return self.repository.entry(tree, conflict.path)
         if side not in conflict.versions:
             return None
-        return Entry(conflict.modes[side], conflict.versions[side])
+        return TreeEntry(conflict.modes[side], conflict.versions[side])
 
     def _whole(self, name: str, side: str, tree: str) -> tuple[str, frozenset[str]]:
         """Give a name, and all below it, as one side has it: a file or a folder."""
         made_up = {f"{name}~{other}" for other in SIDES}
         source = self.patch if side == "patch" else self.upstream
         gone = self._below(tree, name, *made_up)
-        wanted: dict[str, Entry | None] = dict.fromkeys(gone)
+        wanted: dict[str, TreeEntry | None] = dict.fromkeys(gone)
         wanted |= {
             path: self.repository.entry(source, path)
             for path in self._below(source, name)
@@ -133,7 +134,7 @@ class Sides:
         )
         return set(listed.text.split("\0")) - {""}
 
-    def _with(self, tree: str, files: dict[str, Entry | None]) -> str:
+    def _with(self, tree: str, files: dict[str, TreeEntry | None]) -> str:
         """Return a tree with some files replaced or, where None is given, removed."""
         gone = (f"0 {'0' * 40}\t{path}\0" for path in files)
         new = (
@@ -143,5 +144,4 @@ class Sides:
         return self.repository.tree_with_entries(tree, entries)
 
     def _text(self, tree: str, path: str) -> bytes:
-        entry = self.repository.entry(tree, path)
-        return self.repository.content(entry.blob) if entry else b""
+        return file_in(self.repository, tree, path) or b""

@@ -16,6 +16,7 @@ from tools.base.outcome import Outcome, Report
 from tools.base.project import CHECKOUT, Project
 from tools.cli.options import Settings
 from tools.cli.sections import SECTIONS
+from tools.tree import underway
 
 _COMMANDS = CHECKOUT / "tools" / "commands"
 _COMPLETE = "_TAGMA_COMPLETE"
@@ -145,3 +146,6 @@ def main(
         logging.getLogger("urllib3").setLevel(logging.ERROR)
     console.invocation = _invocation(root, build)
     ctx.obj = Settings(Project.at(root or CHECKOUT, build))
+    found = underway.title(ctx.obj.project)
+    if found and ctx.invoked_subcommand not in ("rebase", "status"):
+        console.note(f"{found} is under way; python -m tools rebase --status")

@@ -39,18 +39,21 @@ patch_argument = click.argument("patch", type=PatchName())
 
 
 @contextmanager
-def open_stack(project: Project, *, edits: bool = False) -> Iterator[Stack]:
+def open_stack(
+    project: Project, *, edits: bool = False, rebasing: bool = False
+) -> Iterator[Stack]:
     """Hold the project's lock and read the series.
 
     Args:
         project: The project.
         edits: Accept edits in the work tree.
+        rebasing: Accept a rebase under way.
 
     Raises:
-        ToolError: The tree is not current, or has edits.
+        ToolError: The tree is not current or has edits, or a rebase is under way.
     """
     with project.lock():
-        yield Stack.read(Tree(project), edits=edits)
+        yield Stack.read(Tree(project), edits=edits, rebasing=rebasing)
 
 
 def move(command: str, stack: Stack, position: int, next_step: str = "") -> Report:

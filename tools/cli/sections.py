@@ -4,7 +4,7 @@ SECTIONS = {
     "build and serve": ("apply", "build", "serve"),
     "edit the series": (
         *("status", "series", "show", "goto", "push", "pop", "edit", "refresh", "new"),
-        *("rename", "split", "fold", "drop", "export"),
+        *("rename", "split", "fold", "drop", "export", "undo"),
     ),
     "follow upstream": (
         *("drift", "matrix", "rebase", "rehearse", "trial", "verify-source", "lock"),

@@ -5,8 +5,8 @@ import click
 from tools.base import console
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome, Report
-from tools.carry import journal
 from tools.cli.options import Settings, json_option
+from tools.tree import underway
 from tools.tree.clean import clean
 
 
@@ -23,10 +23,10 @@ def command(settings: Settings, as_json: bool) -> None:
     """
     project = settings.project
     with project.lock():
-        if journal.journal_file(project).exists():
+        if underway.journal_file(project).exists():
             raise ToolError(
                 Outcome.IN_PROGRESS,
-                f"a rebase is under way, with your edits in {journal.folder(project)}",
+                f"a rebase is under way, with your edits in {underway.folder(project)}",
                 (
                     "End it: python -m tools rebase --continue",
                     "or give it up, which keeps a copy: python -m tools rebase --abort",

@@ -8,6 +8,7 @@ from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.cli.options import Settings, json_option
 from tools.tree.lint import lint
+from tools.tree.tree import Tree
 
 
 @click.command("lint")
@@ -24,6 +25,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     """
     settings: Settings = ctx.obj
     with settings.project.lock():
+        Tree(settings.project).recover()
         findings = lint(settings.project)
     fatal = sum(finding.fatal for finding in findings)
     report = Report(

@@ -6,11 +6,13 @@ import click
 
 from tools.base import console
 from tools.base.outcome import Outcome, Report
+from tools.carry.finish import Finished
 from tools.carry.journal import Journal
-from tools.carry.rebase import Finished, Rebase
+from tools.carry.rebase import Rebase
 from tools.carry.unresolved import SIDES
 from tools.cli.base_options import base_options, source_of
 from tools.cli.options import Settings, json_option
+from tools.tree.transaction import Transaction
 
 _AGAIN = "python -m tools rebase"
 
@@ -88,6 +90,15 @@ def _status(rebase: Rebase) -> Report:
     if journal is None:
         return Report("rebase", Outcome.UNCHANGED, "no rebase is under way")
     steps = (f"Go on: {_AGAIN} --continue", f"or give it up: {_AGAIN} --abort")
+    if Transaction.pending(rebase.project):
+        return Report(
+            "rebase",
+            Outcome.DONE,
+            f"the rebase to {journal.new.version} was interrupted as it replaced files",
+            (f"Complete it: {_AGAIN} --continue",),
+            _lines(journal),
+            _data(journal) | {"phase": "switch"},
+        )
     if journal.stopped:
         return _stopped(rebase, journal, Outcome.DONE)
     return Report(

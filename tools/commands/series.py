@@ -19,7 +19,7 @@ def command(settings: Settings, as_json: bool) -> None:
 
     Example: python -m tools series
     """
-    with open_stack(settings.project, edits=True) as stack:
+    with open_stack(settings.project, edits=True, rebasing=True) as stack:
         patches = [
             {
                 "name": patch.name,

@@ -11,6 +11,8 @@ from tools.cli.options import Settings, json_option
 from tools.stack.stack import find
 from tools.tree.patch import Patch
 from tools.tree.series import Series
+from tools.tree.transaction import Transaction
+from tools.tree.tree import Tree
 
 
 @click.command("show")
@@ -22,7 +24,11 @@ def command(settings: Settings, patch: str, as_json: bool) -> None:
 
     Example: python -m tools show 4
     """
-    series = Series.read(settings.project.patches)
+    project = settings.project
+    if Transaction.pending(project):  # patches/ may be half old and half new
+        with project.lock():
+            Tree(project).recover()
+    series = Series.read(project.patches)
     name = find(series.names, patch)
     data = (series.folder / name).read_bytes()
     if not as_json:

@@ -35,15 +35,19 @@ class Edits:
     overlays: frozenset[str]
 
     @classmethod
-    def of(cls, stack: Stack) -> "Edits":
+    def of(cls, stack: Stack, command: str) -> "Edits":
         """Find the edits.
+
+        Args:
+            stack: The series.
+            command: What looks for them, for the message of the snapshot.
 
         Raises:
             ToolError: A file in the tree can be neither patch nor overlay.
         """
         repository, here = stack.repository, stack.commits[stack.position]
         _refuse_repositories(stack)
-        snapshot = Snapshot.take(repository)
+        snapshot = Snapshot.take(repository, command)
         changed = snapshot.paths_unlike(repository, here)
         base = f"{stack.state.overlays}^"
         laid = repository.paths_between(base, stack.commits[0])
@@ -94,7 +98,7 @@ def refresh(stack: Stack) -> Rewritten:
         ToolError: No patch is applied, a later patch conflicts with the edits, or
             the edits undo the patch.
     """
-    edits = Edits.of(stack)
+    edits = Edits.of(stack, "refresh")
     steps = stack.steps
     if edits.upstream:
         if not stack.position:
@@ -134,7 +138,7 @@ def new(stack: Stack, subject: str, description: str, author: str) -> Rewritten:
         ToolError: There are no edits of upstream's files, or a later patch conflicts
             with them.
     """
-    edits = Edits.of(stack)
+    edits = Edits.of(stack, "new")
     if not edits.upstream:
         raise ToolError(
             Outcome.USAGE,

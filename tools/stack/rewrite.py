@@ -8,12 +8,14 @@ from tools.base.errors import ToolError
 from tools.base.git import Repository
 from tools.base.outcome import Outcome
 from tools.base.project import Project
+from tools.tree import underway
 from tools.tree.compose import compose, lay_overlays
 from tools.tree.export import Step, diff_between
 from tools.tree.folder import files_of
 from tools.tree.inputs import Inputs, copy_inputs
 from tools.tree.patch import Patch
 from tools.tree.scratch import scratch
+from tools.tree.state import State
 from tools.tree.threeway import three_way
 from tools.tree.transaction import Changes, File, write
 from tools.tree.tree import Tree
@@ -69,37 +71,50 @@ def rewrite(
         mend: What the user can do about a conflict.
 
     Raises:
-        ToolError: A patch conflicts, or would change nothing. Nothing has changed.
+        ToolError: A patch conflicts or would change nothing, or a rebase is under
+            way. Nothing has changed.
     """
     project = tree.project
+    underway.refuse(project)
+    new, changes = _composed(tree, steps, overlays or {}, mend)
+    here = tree.commits(new)[position]
+    tree.refuse_overwriting(here, work_tree)
+    state = replace(new, position="" if here == new.commit else here)
+    made = tree.change(title, changes, state)
+    return Rewritten(tuple(sorted(made.after)), str(made.kept or ""))
+
+
+def _composed(
+    tree: Tree, steps: Sequence[Step], overlays: Changes, mend: tuple[str, ...]
+) -> tuple[State, Changes]:
+    """Replay patches, and prove that their files give the same trees.
+
+    Returns:
+        The state that they make, and what changes in the checkout.
+    """
+    project, repository = tree.project, tree.repository
     with scratch(project) as folder:
         copy_inputs(project.root, folder)
         shadow = Project(folder, project.build, project.cache)
-        write(overlays or {}, folder)
+        write(overlays, folder)
         # The present patches may be broken; they are about to be replaced.
         laid = lay_overlays(project, Inputs.read(shadow, relock=True, series=False))
-        start = tree.repository.tree_of(laid)
-        trees = _replay(tree.repository, start, steps, mend)
+        trees = _replay(repository, repository.tree_of(laid), steps, mend)
         patches = [
-            replace(step.patch, diff=diff_between(tree.repository, before, after))
+            replace(step.patch, diff=diff_between(repository, before, after))
             for step, before, after in zip(steps, trees, trees[1:], strict=False)
         ]
         series = _series_changes(project.patches, patches)
         write(series, folder)
         new = compose(project, Inputs.read(shadow, relock=True))
-    commits = tree.commits(new)
-    if [tree.repository.tree_of(commit) for commit in commits] != trees:
+    if list(map(repository.tree_of, tree.commits(new))) != trees:
         raise ToolError(
             Outcome.WRONG_TREE,
             "the exported patches do not give the tree's own files",
             (f"Compare: git -C {project.tree} diff {new.commit} {trees[-1]}",),
         )
-    here = commits[position]
-    tree.refuse_overwriting(here, work_tree)
     lock = {"upstream/tree.lock": File(f"{trees[-1]}\n".encode())}
-    state = replace(new, position="" if here == new.commit else here)
-    made = tree.change(title, {**series, **(overlays or {}), **lock}, state)
-    return Rewritten(tuple(sorted(made.after)), str(made.kept or ""))
+    return new, {**series, **overlays, **lock}
 
 
 def _replay(

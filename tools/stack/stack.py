@@ -8,6 +8,7 @@ from functools import cached_property
 from tools.base.errors import ToolError
 from tools.base.git import Repository
 from tools.base.outcome import Outcome
+from tools.tree import underway
 from tools.tree.export import Step
 from tools.tree.patch import Patch
 from tools.tree.series import Series
@@ -34,18 +35,23 @@ class Stack:
     position: int
 
     @classmethod
-    def read(cls, tree: Tree, *, edits: bool = False) -> "Stack":
+    def read(
+        cls, tree: Tree, *, edits: bool = False, rebasing: bool = False
+    ) -> "Stack":
         """Read the stack. The caller holds the project's lock.
 
         Args:
             tree: The tree.
             edits: Accept edits of files in the work tree.
+            rebasing: Accept a rebase under way, since nothing will change.
 
         Raises:
             ToolError: The tree is not current, is in the middle of a rebase or the
                 like, or has edits.
         """
         tree.recover()
+        if not rebasing:
+            underway.refuse(tree.project)
         state = tree.require_current(edits=edits, popped=True)
         if edits:
             tree.refuse_operation()

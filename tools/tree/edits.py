@@ -21,8 +21,13 @@ class Snapshot:
     commit: str
 
     @classmethod
-    def take(cls, repository: Repository) -> "Snapshot":
-        """Commit everything that git does not ignore, touching no file."""
+    def take(cls, repository: Repository, command: str) -> "Snapshot":
+        """Commit everything that git does not ignore, touching no file.
+
+        Args:
+            repository: Whose work tree.
+            command: What takes the snapshot, for the commit's message.
+        """
         head = repository.resolve("HEAD")
         with tempfile.TemporaryDirectory(dir=repository.git_dir) as scratch:
             index = Path(scratch) / "index"
@@ -33,7 +38,8 @@ class Snapshot:
             tree = repository.git("write-tree", index=index).text
         if head and tree == repository.tree_of(head):
             return cls(head)
-        return cls(repository.commit_tree(tree, "Dropped edits\n", head))
+        paths = sorted(repository.paths_between(head, tree)) if head else []
+        return cls(repository.commit_tree(tree, _message(command, paths), head))
 
     def paths_unlike(self, repository: Repository, commit: str) -> set[str]:
         """Return the paths in which the snapshot differs from a commit."""
@@ -54,3 +60,10 @@ class Snapshot:
         diff = repository.git("diff", "--binary", "--full-index", base, self.commit)
         copy.write_bytes(diff.stdout)
         return copy
+
+
+def _message(command: str, paths: list[str]) -> str:
+    """Return the message of a snapshot: the command, and the paths that it keeps."""
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    subject = f"{command}: keep {paths[0]}{more}" if paths else command
+    return "\n".join((subject, "", *paths, ""))

@@ -29,7 +29,7 @@ def carry_out(tree: WorkTree, transaction: Transaction) -> None:
     """Change the checkout's files, then move the work tree to what they make."""
     new = transaction.state
     transaction.carry_out()
-    _keep_edits(tree, new)
+    _keep_edits(tree, new, transaction.title)
     new.write(tree.state_file)
     transaction.finish()
     tree.move(new)
@@ -42,11 +42,11 @@ def _complete_move(tree: WorkTree) -> None:
         tree.refuse_strangers()
     elif state.moving:
         console.note("An earlier run was interrupted; completing it …")
-        _keep_edits(tree, state)
+        _keep_edits(tree, state, "interrupted move")
         tree.move(state)
 
 
-def _keep_edits(tree: WorkTree, new: State) -> None:
+def _keep_edits(tree: WorkTree, new: State, command: str) -> None:
     """Copy files that are neither as before a move to `new` nor as after it.
 
     They were edited since, or were being written when the run was killed.
@@ -54,7 +54,7 @@ def _keep_edits(tree: WorkTree, new: State) -> None:
     head = tree.repository.resolve("HEAD")
     if head is None:
         return
-    snapshot = Snapshot.take(tree.repository)
+    snapshot = Snapshot.take(tree.repository, command)
     edited = snapshot.paths_unlike(tree.repository, new.here)
     edited &= snapshot.paths_unlike(tree.repository, head)
     if edited:

@@ -4,12 +4,15 @@ from dataclasses import dataclass
 
 from tools.base.errors import ToolError
 from tools.base.project import Project
-from tools.tree import overlay
+from tools.source.pin import Pin
+from tools.tree import overlay, underway
 from tools.tree.inputs import Inputs
 from tools.tree.sides import Newer, Sides
 from tools.tree.state import State
 from tools.tree.transaction import Transaction
 from tools.tree.tree import Tree
+
+_REBASE = "python -m tools rebase"
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,9 @@ class Status:
         newer: The side that moved since tree and patches were equal: "tree",
             "files", "both", or "".
         mend: How to make them equal.
+        under_way: What takes several commands, for example "a rebase to 0.33.0".
+        half: The command that was killed as it replaced files, and is not completed
+            yet.
     """
 
     version: str
@@ -42,6 +48,8 @@ class Status:
     changed: tuple[str, ...] = ()
     newer: str = ""
     mend: tuple[str, ...] = ()
+    under_way: str = ""
+    half: str = ""
 
     @classmethod
     def of(cls, project: Project) -> "Status":
@@ -50,13 +58,18 @@ class Status:
         Raises:
             ToolError: Pin or series are broken.
         """
+        under_way = underway.title(project)
+        if pending := Transaction.pending(project):
+            return cls._of_half(project, pending, under_way)
         inputs = Inputs.read(project)
         names = inputs.series.names
         pin = inputs.pin
         tree = Tree(project)
         state = tree.state if tree.repository.exists else None
         if state is None:
-            return cls(pin.version, pin.commit, "missing", (), names)
+            return cls(
+                pin.version, pin.commit, "missing", (), names, under_way=under_way
+            )
         repository = tree.repository
         changed = _changed_overlays(tree, state, inputs)
         made = names  # the patches that the tree was made of
@@ -75,7 +88,7 @@ class Status:
         return cls(
             pin.version,
             pin.commit,
-            _tree_word(project, state, inputs),
+            _tree_word(state, inputs),
             made[:position],
             made[position:],
             tuple(repository.changed_paths()),
@@ -83,18 +96,34 @@ class Status:
             tuple(changed),
             newer,
             mend,
+            under_way,
+        )
+
+    @classmethod
+    def _of_half(
+        cls, project: Project, pending: Transaction, under_way: str
+    ) -> "Status":
+        """Look at a checkout in which some files are new and some are old."""
+        pin = Pin.read(project.pin_file, locked=False)
+        return cls(
+            *(pin.version, pin.commit, "interrupted", (), ()),
+            under_way=under_way,
+            half=pending.title,
         )
 
     @property
     def message(self) -> str:
         """One line for people."""
+        under_way = f"; {self.under_way} is under way" if self.under_way else ""
+        if self.half:
+            return f"vllm {self.version}; {self.half} was interrupted{under_way}"
         if self.tree == "missing":
-            return f"vllm {self.version}; there is no tree yet"
+            return f"vllm {self.version}; there is no tree yet{under_way}"
         total = len(self.applied) + len(self.popped)
         last = f", the last is {self.applied[-1]}" if self.applied else ""
         return (
             f"vllm {self.version}; the tree is {self.tree}; {len(self.applied)} of "
-            f"{total} patches are applied{last}"
+            f"{total} patches are applied{last}{under_way}"
         )
 
     @property
@@ -109,11 +138,15 @@ class Status:
     @property
     def next_steps(self) -> tuple[str, ...]:
         """What the user can do now."""
-        if self.tree == "missing":
-            return ("Make it: python -m tools apply",)
-        if self.mend:
-            return self.mend
+        if self.half:
+            return ("Complete it: python -m tools apply",)
         steps = []
+        if self.under_way:
+            steps.append(f"See where {self.under_way} stands: {_REBASE} --status")
+        if self.tree == "missing":
+            return (*steps, "Make it: python -m tools apply")
+        if self.mend:
+            return (*steps, *self.mend)
         if self.commits:
             steps.append("Write the commits to patches/: python -m tools export")
         if self.edits:
@@ -125,8 +158,8 @@ class Status:
         return tuple(steps)
 
 
-def _tree_word(project: Project, state: State, inputs: Inputs) -> str:
-    if state.moving or Transaction.pending(project):
+def _tree_word(state: State, inputs: Inputs) -> str:
+    if state.moving:
         return "interrupted"
     return "current" if state.inputs == inputs.digest() else "stale"
 

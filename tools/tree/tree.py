@@ -13,7 +13,7 @@ from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
 from tools.source.fetch import ReleaseSource
 from tools.source.pin import Pin, write_lock
-from tools.tree import recovery
+from tools.tree import recovery, underway
 from tools.tree.compose import compose, import_base
 from tools.tree.inputs import Inputs
 from tools.tree.shield import shield
@@ -59,26 +59,18 @@ class Tree(WorkTree):
             relock: Accept the resulting tree as the new lock.
 
         Raises:
-            ToolError: An input is broken or the tree has edits. The tree is then
-                as it was, but for edits that `drop` moved out.
+            ToolError: An input is broken, the tree has edits, or inputs changed in
+                the middle of a rebase. The tree is then as it was, but for edits that
+                `drop` moved out.
         """
         self.recover()
         inputs = Inputs.read(self.project, relock)
-        digest = inputs.digest()
         dropped = self.drop_edits() if drop else None
         self.refuse_edits()
         state = self.state
-        if state and state.inputs == digest and not relock:
-            tree = self.repository.tree_of(state.commit)
-            self._check_lock(inputs.pin, tree)
-            outcome = Outcome.DONE if dropped else Outcome.UNCHANGED
-            if state.position:
-                console.note("The patches that were popped are applied again")
-                self.go(state.commit)
-                outcome = Outcome.DONE
-            return Applied(
-                outcome, state.commit, tree, len(inputs.series.names), dropped
-            )
+        if state and state.inputs == inputs.digest() and not relock:
+            return self._applied_before(state, inputs, dropped)
+        underway.refuse(self.project)
         self.repository.init()
         shield(self.repository)
         import_base(self.project, inputs.pin, source)
@@ -93,6 +85,19 @@ class Tree(WorkTree):
         return Applied(
             Outcome.DONE, new.commit, tree, len(inputs.series.names), dropped
         )
+
+    def _applied_before(
+        self, state: State, inputs: Inputs, dropped: Path | None
+    ) -> Applied:
+        """Return a tree whose inputs are as they were; push what was popped."""
+        tree = self.repository.tree_of(state.commit)
+        self._check_lock(inputs.pin, tree)
+        outcome = Outcome.DONE if dropped else Outcome.UNCHANGED
+        if state.position:
+            console.note("The patches that were popped are applied again")
+            self.go(state.commit)
+            outcome = Outcome.DONE
+        return Applied(outcome, state.commit, tree, len(inputs.series.names), dropped)
 
     def require_current(self, *, edits: bool = False, popped: bool = False) -> State:
         """Return the state; stop unless the tree is what its inputs make.
@@ -164,7 +169,12 @@ class Tree(WorkTree):
 
         Returns:
             What was changed, and where copies of it are.
+
+        Raises:
+            ToolError: A rebase is under way, which this change does not end.
         """
+        if underway.folder(self.project).name not in spent:
+            underway.refuse(self.project)
         made = Transaction.stage(self.project, title, changes, new, spent)
         recovery.carry_out(self, made)
         return made

@@ -62,7 +62,7 @@ class WorkTree:
         state = self.state
         if state is None:
             return None
-        snapshot = Snapshot.take(self.repository)
+        snapshot = Snapshot.take(self.repository, "apply --drop")
         for name in _OPERATIONS:
             self.repository.git(name, "--quit", check=False)
         if snapshot.commit == state.here:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,22 +15,26 @@ import pytest
 from checkout import CORE, FILES, HEADER, REPOSITORY, Checkout, make_sdist
 from rebases import (
     abort,
+    copy,
+    killed,
     landings,
     proceed,
     put_on,
     resolve,
     run,
+    spread,
     start,
     state,
     work,
 )
 from releases import CONFLICT, release
 
-from tools.base import atomic, fault
+from tools.base import atomic
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
+from tools.carry.finish import Finished
 from tools.carry.landing import Landing
-from tools.carry.rebase import Finished, Rebase
+from tools.carry.rebase import Rebase
 from tools.carry.releases import Releases
 from tools.carry.resolutions import Clash, Resolution, learn, solve, split
 from tools.source.pin import Pin
@@ -551,49 +554,61 @@ def test_hostile_git_configuration_changes_nothing(
     assert result("plain2") == expected
 
 
+# ---- under way
+
+
+def test_rebase_under_way_shows_in_status_and_other_commands(
+    checkout: Checkout,
+) -> None:
+    release(checkout, CONFLICT)
+    assert json.loads(checkout.cli("status", "--json").stdout)["data"]["under_way"] == (
+        ""
+    )
+    start(checkout)
+    done = json.loads(checkout.cli("status", "--json").stdout)
+    assert done["data"]["under_way"] == "a rebase to 2.0"
+    assert "a rebase to 2.0 is under way" in done["message"]
+    assert "rebase --status" in done["next_steps"][0]
+    for command in (["series"], ["show", "1"], ["lint"], ["apply"]):
+        told = checkout.cli(*command)
+        assert told.returncode == 0, told.stderr
+        assert "a rebase to 2.0 is under way" in told.stderr
+    abort(checkout)
+    assert "under way" not in checkout.cli("series").stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("drop 1", "rename 1 x", "fold 2 --into 1", "refresh", "export", "undo"),
+        *("new x", "pop", "push", "goto 1", "edit 1", "split 1 x --subject y"),
+        "rebase 2.0",
+    ],
+)
+def test_series_and_tree_stay_while_a_rebase_is_under_way(
+    checkout: Checkout, command: str
+) -> None:
+    release(checkout, CONFLICT)
+    start(checkout)
+    before = state(checkout)
+    done = checkout.cli(*command.split(), "--json")
+    data = json.loads(done.stdout)
+    assert data["outcome"] == "in-progress"
+    assert any("rebase --continue" in step for step in data["next_steps"])
+    assert state(checkout) == before
+
+
+def test_apply_of_changed_inputs_waits_for_the_rebase(checkout: Checkout) -> None:
+    release(checkout, CONFLICT)
+    start(checkout)
+    (checkout.project.root / "vllm_overlay" / "tagma.py").write_text("NAME = 'x'\n")
+    before = state(checkout)
+    done = checkout.cli("apply", "--lock", "--json")
+    assert json.loads(done.stdout)["outcome"] == "in-progress"
+    assert state(checkout) == before
+
+
 # ---- killed
-
-
-def killed(step: Callable[[], object], at: int) -> tuple[bool, int]:
-    """Run a step in a process that dies by SIGKILL at a fault point.
-
-    Returns:
-        Whether it was killed, and how many points it passed if it was not.
-    """
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.environ[fault.VARIABLE] = str(at)
-            fault._passed = 0
-            step()
-            os.write(write, str(fault._passed).encode())
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        passed = pipe.read()
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return True, 0
-    assert status == 0
-    return False, int(passed)
-
-
-def copy(checkout: Checkout, name: str) -> Checkout:
-    """Return a copy of a checkout, whatever state it is in."""
-    root = checkout.project.root.with_name(name)
-    shutil.copytree(checkout.project.root, root, symlinks=True)
-    project = replace(checkout.project, root=root, build=root / "build")
-    return Checkout(project, checkout.sdist)
-
-
-def spread(total: int, count: int = 24) -> list[int]:
-    """Return points over the whole run, the first and the last among them."""
-    return sorted({1 + round(i * (total - 1) / (count - 1)) for i in range(count)})
 
 
 def test_killed_rebase_can_be_finished_at_any_point_and_undone_up_to_its_switch(
@@ -699,6 +714,20 @@ def test_next_command_completes_half_switched_files(
     if command == "pop":
         assert one.cli("push", "--all").returncode == 0
     assert state(one) == state(whole)
+
+
+def test_status_says_that_files_are_half_replaced(checkout: Checkout) -> None:
+    """And not that a patch should be added to series, or removed."""
+    one = half_switched(checkout)
+    done = json.loads(one.cli("status", "--json").stdout)
+    assert done["data"]["tree"] == "interrupted"
+    assert "rebase 2.0 was interrupted" in done["message"]
+    assert [step.split()[-1] for step in done["next_steps"]] == ["apply"]
+    told = json.loads(one.cli("rebase", "--status", "--json").stdout)
+    assert told["data"]["phase"] == "switch"
+    assert "--abort" not in "".join(told["next_steps"])
+    assert one.cli("show", "1").returncode == 0
+    assert Rebase(one.project).journal is None  # that completed it
 
 
 def test_abort_after_a_kill_in_the_switch_says_what_is_done(

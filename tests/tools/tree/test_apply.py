@@ -247,6 +247,22 @@ def test_dropped_edits_are_kept_as_a_patch(checkout: Checkout, kind: str) -> Non
     assert checkout.files() == edited
 
 
+def test_kept_edits_say_what_they_are(checkout: Checkout) -> None:
+    """By `git log`, months later: which command kept them, and which files."""
+    edit(checkout, "added")
+    edit(checkout, "changed")
+    checkout.apply(drop=True)
+    shown = checkout.tree.repository.git(
+        "log", "--format=%B", "--glob=refs/tagma/dropped", "-1"
+    )
+    assert shown.text.splitlines() == [
+        "apply --drop: keep vllm/core.py and 1 more",
+        "",
+        "vllm/core.py",
+        "vllm/mine.py",
+    ]
+
+
 def edit(checkout: Checkout, kind: str) -> None:
     tree, repository = checkout.project.tree, checkout.tree.repository
     if kind == "added":

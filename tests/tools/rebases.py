@@ -1,12 +1,18 @@
 """Steps of a rebase, as tests take them on a small checkout."""
 
+import os
+import shutil
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from checkout import Checkout
 
+from tools.base import fault
+from tools.carry.finish import Finished
 from tools.carry.journal import Journal
-from tools.carry.rebase import Finished, Rebase
+from tools.carry.rebase import Rebase
 from tools.carry.releases import Releases
 from tools.source.fetch import Sdist
 
@@ -71,3 +77,45 @@ def resolve(checkout: Checkout, text: str = "total += 23") -> None:
     head, _, rest = core.read_text().partition("<<<<<<<")
     tail = rest.partition(">>>>>>>")[2].partition("\n")[2]
     core.write_text(f"{head}    {text}\n{tail}")
+
+
+def killed(step: Callable[[], object], at: int) -> tuple[bool, int]:
+    """Run a step in a process that dies by SIGKILL at a fault point.
+
+    Returns:
+        Whether it was killed, and how many points it passed if it was not.
+    """
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.environ[fault.VARIABLE] = str(at)
+            fault._passed = 0
+            step()
+            os.write(write, str(fault._passed).encode())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        passed = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True, 0
+    assert status == 0
+    return False, int(passed)
+
+
+def copy(checkout: Checkout, name: str) -> Checkout:
+    """Return a copy of a checkout, whatever state it is in."""
+    root = checkout.project.root.with_name(name)
+    shutil.copytree(checkout.project.root, root, symlinks=True)
+    project = replace(checkout.project, root=root, build=root / "build")
+    return Checkout(project, checkout.sdist)
+
+
+def spread(total: int, count: int = 24) -> list[int]:
+    """Return points over the whole run, the first and the last among them."""
+    return sorted({1 + round(i * (total - 1) / (count - 1)) for i in range(count)})
