@@ -8,9 +8,10 @@ from typing import Any
 
 from tools.base.git import Repository
 from tools.base.project import Project
-from tools.carry.place import Change, Scopes, changes, distance, overlap
-from tools.carry.report import names_data
-from tools.carry.uses import Finding, Release, collect, compare
+from tools.carry.definitions import Definitions
+from tools.carry.name_drift import NameDrift, compare, names_data
+from tools.carry.place import LineChange, Scopes, changes, distance, overlap
+from tools.carry.uses import collect
 from tools.source.pin import Pin
 from tools.tree.compose import base_reference
 from tools.tree.hunk import Hunk, places, split_lines
@@ -67,12 +68,12 @@ class Drift:
     old: str
     new: str
     hunks: tuple[HunkDrift, ...]
-    findings: tuple[Finding, ...]
+    used: tuple[NameDrift, ...]
 
     @property
     def names(self) -> list[dict[str, Any]]:
         """The used names that changed, the worst first."""
-        return names_data(self.findings)
+        return names_data(self.used)
 
     def risk(self, patch: str) -> int:
         """Return a patch's risk: that of its worst hunk."""
@@ -119,9 +120,9 @@ def measure(project: Project, repository: Repository, old: Pin, new: Pin) -> Dri
         for path in Series.read(project.patches).paths
         for hunk in Patch.parse(path.name, path.read_bytes()).hunks()
     ]
-    first, second = (Release(repository, side) for side in sides)
-    findings = compare(collect(project.root), first, second)
-    return Drift(old.version, new.version, tuple(hunks), tuple(findings))
+    first, second = (Definitions(repository, side) for side in sides)
+    used = compare(collect(project.root), first, second)
+    return Drift(old.version, new.version, tuple(hunks), tuple(used))
 
 
 def _hunk(
@@ -153,7 +154,7 @@ def _span(content: bytes, hunk: Hunk) -> range:
 
 
 def _closest(
-    found: list[Change], span: range, scopes: Scopes | None, scope: str
+    found: list[LineChange], span: range, scopes: Scopes | None, scope: str
 ) -> tuple[Closeness, tuple[str, ...]]:
     for change in found:
         if overlap(change.old, span):
@@ -172,5 +173,5 @@ def _inside(name: str, scope: str) -> bool:
     return name == scope or name.startswith(f"{scope}.")
 
 
-def _lines(change: Change) -> Iterator[int]:
+def _lines(change: LineChange) -> Iterator[int]:
     yield from change.old or [change.old.start]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.carry.landing import Landing
-from tools.carry.uses import Change, Finding
+from tools.carry.name_drift import Fate, NameDrift
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Column:
     Args:
         version: The release.
         cells: A cell for each patch, in order.
-        findings: What became of the names that the overlays use.
+        names: What became of the names that the overlays use.
         replaced: Files of the release that overlays would replace. A rebase to it
             does not begin, wherever the patches would land.
     """
 
     version: str
     cells: tuple[Cell, ...]
-    findings: tuple[Finding, ...]
+    names: tuple[NameDrift, ...]
     replaced: tuple[str, ...]
 
     @property
@@ -52,20 +52,18 @@ class Column:
         return f"replace {len(self.replaced)}" if self.replaced else "laid"
 
     @property
-    def broken(self) -> list[Finding]:
+    def broken(self) -> list[NameDrift]:
         """The uses that the release cannot satisfy."""
-        return [f for f in self.findings if f.change.weight >= Change.MISFIT.weight]
+        return [name for name in self.names if name.fate.weight >= Fate.MISFIT.weight]
 
     @property
-    def changes(self) -> dict[str, int]:
+    def fates(self) -> dict[str, int]:
         """How many of the used names changed, by the worst that is true of each."""
-        worst: dict[str, Change] = {}
-        for finding in self.findings:
-            known = worst.get(finding.use.target, Change.SAME)
-            worst[finding.use.target] = max(
-                known, finding.change, key=lambda change: change.weight
-            )
-        return dict(Counter(change.value for change in worst.values()))
+        worst: dict[str, Fate] = {}
+        for name in self.names:
+            known = worst.get(name.use.target, Fate.SAME)
+            worst[name.use.target] = max(known, name.fate, key=lambda fate: fate.weight)
+        return dict(Counter(fate.value for fate in worst.values()))
 
 
 @dataclass(frozen=True)
@@ -103,15 +101,15 @@ class Matrix:
                         }
                         for cell in column.cells
                     ],
-                    "names": column.changes,
+                    "names": column.fates,
                     "broken": [
                         {
-                            "name": finding.use.target,
-                            "file": finding.use.file,
-                            "change": finding.change.value,
-                            "why": finding.why,
+                            "name": name.use.target,
+                            "file": name.use.file,
+                            "change": name.fate.value,
+                            "why": name.why,
                         }
-                        for finding in column.broken
+                        for name in column.broken
                     ],
                     "overlays": column.overlays,
                     "clashes": list(column.replaced),

@@ -1,4 +1,4 @@
-"""The matrix as Markdown, and as rows of words."""
+"""The matrix as Markdown."""
 
 from tools.carry.matrix import Matrix
 
@@ -36,10 +36,10 @@ def markdown(matrix: Matrix) -> str:
                 lines += [*cell.details, "```"]
     lines += ["", "## What overlays miss", ""]
     for column in matrix.columns:
-        for finding in column.broken:
-            why = f": {finding.why}" if finding.why else ""
+        for used in column.broken:
+            why = f": {used.why}" if used.why else ""
             lines.append(
-                f"- {column.version}: `{finding.use.target}` ({finding.change.value}"
-                f"{why}), used by {finding.use.file}"
+                f"- {column.version}: `{used.use.target}` ({used.fate.value}"
+                f"{why}), used by {used.use.file}"
             )
     return "\n".join(lines) + "\n"

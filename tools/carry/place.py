@@ -12,7 +12,7 @@ _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 
 @dataclass(frozen=True)
-class Change:
+class LineChange:
     """One changed place between two versions of a file.
 
     Args:
@@ -27,19 +27,19 @@ class Change:
     text: tuple[str, ...]
 
 
-def changes(repository: Repository, old: str, new: str) -> list[Change]:
+def changes(repository: Repository, old: str, new: str) -> list[LineChange]:
     """Return the places that differ between two blobs."""
     done = repository.git(
         "diff", "--unified=0", "--no-color", "--no-ext-diff", "--text", old, new
     )
-    found: list[Change] = []
+    found: list[LineChange] = []
     for line in done.text.split("\n"):
         if match := _HUNK.match(line):
             numbers = [1 if n is None else int(n) for n in match.groups()]
-            found.append(Change(_range(*numbers[:2]), _range(*numbers[2:]), ()))
+            found.append(LineChange(_range(*numbers[:2]), _range(*numbers[2:]), ()))
         elif found and line[:1] in ("+", "-"):
             last = found[-1]
-            found[-1] = Change(last.old, last.new, (*last.text, line))
+            found[-1] = LineChange(last.old, last.new, (*last.text, line))
     return found
 
 
@@ -96,7 +96,10 @@ class Scopes:
 
 
 def scopes_of_change(
-    repository: Repository, old: str, new: str, found: Iterable[Change] | None = None
+    repository: Repository,
+    old: str,
+    new: str,
+    found: Iterable[LineChange] | None = None,
 ) -> set[str] | None:
     """Return the scopes in which two versions of a Python file differ.
 

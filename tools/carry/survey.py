@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 
 from tools.base.project import Project
 from tools.carry import resolutions
+from tools.carry.definitions import Definitions
 from tools.carry.identity import identified
 from tools.carry.landing import Landing
 from tools.carry.matrix import Cell, Column, Matrix
 from tools.carry.merge import Step, carry, solve
+from tools.carry.name_drift import compare
 from tools.carry.releases import Releases
-from tools.carry.uses import Release, Use, collect, compare
+from tools.carry.uses import Use, collect
 from tools.source.fetch import Sdist
 from tools.source.pin import Pin
 from tools.tree import overlay
@@ -101,9 +103,9 @@ class _Survey:
             cell, tip = self._cell(step, tip)
             cells.append(cell)
         sides = (self.inputs.pin, pin)
-        old, new = (Release(repository, base_reference(side)) for side in sides)
-        findings = tuple(compare(self.uses, old, new))
-        return Column(pin.version, tuple(cells), findings, replaced)
+        old, new = (Definitions(repository, base_reference(side)) for side in sides)
+        names = tuple(compare(self.uses, old, new))
+        return Column(pin.version, tuple(cells), names, replaced)
 
     def _cell(self, step: Step, tip: str) -> tuple[Cell, str]:
         """Return what becomes of a patch, and the tree that the next one meets."""

@@ -87,6 +87,6 @@ def _table(matrix: Matrix) -> Table:
     ]
     table.add_row("overlays", *words)
     for change in ("same", "body", "signature", "misfit", "missing"):
-        counts = [str(column.changes.get(change, 0)) for column in matrix.columns]
+        counts = [str(column.fates.get(change, 0)) for column in matrix.columns]
         table.add_row(f"names that overlays use: {change}", *counts)
     return table

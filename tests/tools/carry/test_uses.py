@@ -6,7 +6,9 @@ import pytest
 from checkout import Checkout, tree_id
 
 from tools.base.git import Repository
-from tools.carry.uses import Call, Change, Kind, Release, Use, collect, compare, misfit
+from tools.carry.definitions import Definitions
+from tools.carry.name_drift import Fate, compare, misfit
+from tools.carry.uses import Call, Use, UseKind, collect
 
 UPSTREAM = '''\
 from vllm.base import Deep
@@ -58,7 +60,7 @@ def uses(checkout: Checkout) -> list[Use]:
     return collect(checkout.project.root)
 
 
-def made(folder: Path, up: str, **more: str) -> Release:
+def made(folder: Path, up: str, **more: str) -> Definitions:
     """A release with `vllm/up.py` and two files that it imports from."""
     files = {
         "vllm/up.py": up,
@@ -66,7 +68,7 @@ def made(folder: Path, up: str, **more: str) -> Release:
         "vllm/other.py": "def helper():\n    pass\n",
     } | {name.replace("__", "/") + ".py": text for name, text in more.items()}
     tree = tree_id(folder, {name: text.encode() for name, text in files.items()})
-    return Release(Repository(folder), tree)
+    return Definitions(Repository(folder), tree)
 
 
 def test_uses_are_imports_calls_overrides_and_inherited_members(
@@ -74,43 +76,43 @@ def test_uses_are_imports_calls_overrides_and_inherited_members(
 ) -> None:
     found = {(use.kind, use.name) for use in uses}
     assert found == {
-        (Kind.IMPORT, "Base"),
-        (Kind.IMPORT, "Config"),
-        (Kind.IMPORT, "helps"),
-        (Kind.IMPORT, "plain"),
-        (Kind.CALL, "plain"),
-        (Kind.CALL, "Config"),
-        (Kind.CALL, "helps"),
-        (Kind.CALL, "Base.__init__"),
-        (Kind.CALL, "Base.deep"),
-        (Kind.OVERRIDE, "Base.__init__"),
-        (Kind.OVERRIDE, "Base.grow"),
-        (Kind.INHERIT, "Base.size"),
+        (UseKind.IMPORT, "Base"),
+        (UseKind.IMPORT, "Config"),
+        (UseKind.IMPORT, "helps"),
+        (UseKind.IMPORT, "plain"),
+        (UseKind.CALL, "plain"),
+        (UseKind.CALL, "Config"),
+        (UseKind.CALL, "helps"),
+        (UseKind.CALL, "Base.__init__"),
+        (UseKind.CALL, "Base.deep"),
+        (UseKind.OVERRIDE, "Base.__init__"),
+        (UseKind.OVERRIDE, "Base.grow"),
+        (UseKind.INHERIT, "Base.size"),
     }
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "name", "change"),
+    ("old", "new", "name", "fate"),
     [
-        ("return a\n", "return b\n", "plain", Change.BODY),
-        ('"""Says something."""', '"""Says it."""', "plain", Change.SAME),
-        ("return a\n", "# why\n    return  a\n", "plain", Change.SAME),
-        ("def plain(a, b=1", "def plain(a, b=2", "plain", Change.SIGNATURE),
-        ("*, c)", "*, c, d)", "plain", Change.MISFIT),
-        ("*, c)", "*, d=1)", "plain", Change.MISFIT),
-        ("*, c)", "*, d=1, **more)", "plain", Change.SIGNATURE),
-        ("def plain", "def simple", "plain", Change.MISSING),
-        ("    name: str", "    title: str", "Config", Change.SIGNATURE),
+        ("return a\n", "return b\n", "plain", Fate.BODY),
+        ('"""Says something."""', '"""Says it."""', "plain", Fate.SAME),
+        ("return a\n", "# why\n    return  a\n", "plain", Fate.SAME),
+        ("def plain(a, b=1", "def plain(a, b=2", "plain", Fate.SIGNATURE),
+        ("*, c)", "*, c, d)", "plain", Fate.MISFIT),
+        ("*, c)", "*, d=1)", "plain", Fate.MISFIT),
+        ("*, c)", "*, d=1, **more)", "plain", Fate.SIGNATURE),
+        ("def plain", "def simple", "plain", Fate.MISSING),
+        ("    name: str", "    title: str", "Config", Fate.SIGNATURE),
         ("def grow(self, count)", "def grow(self, count, why)", "Base.grow",
-         Change.MISFIT),
-        ("size, *, medium", "size, rank, *, medium", "Base.__init__", Change.MISFIT),
-        ("self.size = size", "self.length = size", "Base.size", Change.MISSING),
-        ("import helper as helps", "import helps", "helps", Change.MISSING),
-        ("class Base(Deep)", "class Base(object)", "Base.deep", Change.MISSING),
+         Fate.MISFIT),
+        ("size, *, medium", "size, rank, *, medium", "Base.__init__", Fate.MISFIT),
+        ("self.size = size", "self.length = size", "Base.size", Fate.MISSING),
+        ("import helper as helps", "import helps", "helps", Fate.MISSING),
+        ("class Base(Deep)", "class Base(object)", "Base.deep", Fate.MISSING),
     ],
 )  # fmt: skip
 def test_each_kind_of_change_is_told(
-    uses: list[Use], tmp_path: Path, old: str, new: str, name: str, change: Change
+    uses: list[Use], tmp_path: Path, old: str, new: str, name: str, fate: Fate
 ) -> None:
     assert old in UPSTREAM
     findings = compare(
@@ -119,11 +121,11 @@ def test_each_kind_of_change_is_told(
         made(tmp_path / "new", UPSTREAM.replace(old, new)),
     )
     worst = max(
-        (f.change for f in findings if f.use.name == name), key=lambda c: c.weight
+        (f.fate for f in findings if f.use.name == name), key=lambda c: c.weight
     )
-    assert worst is change
-    others = {f.use.name: f.change for f in findings if f.use.name != name}
-    assert Change.MISFIT not in others.values()
+    assert worst is fate
+    others = {f.use.name: f.fate for f in findings if f.use.name != name}
+    assert Fate.MISFIT not in others.values()
 
 
 def test_moved_definition_is_found_through_imports(
@@ -135,7 +137,7 @@ def test_moved_definition_is_found_through_imports(
     new = made(tmp_path / "new", up, vllm__config=UPSTREAM[start:end])
     findings = compare(uses, made(tmp_path / "old", UPSTREAM), new)
     config = [f for f in findings if f.use.name == "Config"]
-    assert {f.change for f in config} == {Change.SAME}
+    assert {f.fate for f in config} == {Fate.SAME}
     assert {f.moved for f in config} == {"vllm/config.py"}
 
 
@@ -143,7 +145,7 @@ def test_open_calls_are_not_judged(tmp_path: Path) -> None:
     release_ = made(tmp_path / "r", UPSTREAM)
     found = release_.find("vllm.up", "plain")
     assert found
-    use = Use("x.py", 1, Kind.CALL, "vllm.up", "plain", Call(0, (), True))
+    use = Use("x.py", 1, UseKind.CALL, "vllm.up", "plain", Call(0, (), True))
     assert misfit(use, found) == ""
-    use = Use("x.py", 1, Kind.CALL, "vllm.up", "plain", Call(0, ("c",), False))
+    use = Use("x.py", 1, UseKind.CALL, "vllm.up", "plain", Call(0, ("c",), False))
     assert misfit(use, found) == "it also needs a"
