@@ -1,9 +1,7 @@
 """Jobs side by side, as many as there are cores."""
 
-import os
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from tools.base import signals
 from tools.check.board import Board
@@ -11,18 +9,6 @@ from tools.check.jobs import Job
 from tools.check.running import Ended, Running, end_all
 
 _POLL_S = 0.1
-_GIB_EACH = 3  # a server, or a process with vLLM and its tests
-
-
-def usable_cores() -> int:
-    """Return on how many cores jobs may run here: each also needs memory."""
-    cores = len(os.sched_getaffinity(0))
-    for line in Path("/proc/meminfo").read_text("utf-8").splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            gib = int(value.split()[0]) // 2**20
-            return max(1, min(cores, gib // _GIB_EACH))
-    return cores
 
 
 class Runner:

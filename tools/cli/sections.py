@@ -1,13 +1,14 @@
 """The commands by what one wants to do, in the order in which help shows them."""
 
 SECTIONS = {
-    "build and serve": ("apply", "build", "serve"),
+    "build and serve": ("apply", "build", "serve", "clean"),
     "edit the series": (
         *("status", "series", "show", "goto", "push", "pop", "edit", "refresh", "new"),
         *("rename", "split", "fold", "drop", "export", "undo"),
     ),
     "follow upstream": (
-        *("drift", "matrix", "rebase", "rehearse", "trial", "verify-source", "lock"),
+        *("drift", "matrix", "rebase", "rehearse", "trial", "verify-source"),
+        *("pin", "lock"),
     ),
     "measure": (
         *("demo", "bench-engine", "bench-host", "bench-kernel", "kernel-report"),

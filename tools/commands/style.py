@@ -4,6 +4,7 @@ import click
 
 from tools.base import console
 from tools.base.outcome import Outcome, Report
+from tools.check.sizes import too_long
 from tools.check.style import checks
 from tools.cli.options import Settings, json_option
 from tools.source.fetch import Sdist
@@ -16,7 +17,8 @@ from tools.tree.tree import Tree
 def command(ctx: click.Context, as_json: bool) -> None:
     """Check the tools by ruff and mypy, what is laid into the tree by upstream's rules.
 
-    Headers, white space and names of patches and overlays are checked by `lint`.
+    No module of the tools is over 250 lines and no function over 40, no file directly
+    in csrc_tagma/ over 900. Patches and overlays are checked by `lint`.
 
     Example: python -m tools style
     """
@@ -25,6 +27,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     with project.lock():
         Tree(project).apply(Sdist(project.cache))
     found = {check.name: check.complaints() for check in checks(project)}
+    found["sizes"] = list(too_long(project.root))
     broken = [name for name, lines in found.items() if lines]
     report = Report(
         "style",

@@ -9,8 +9,9 @@ from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.base.project import CHECKOUT, Project
 from tools.check.board import Board
+from tools.check.cores import usable
 from tools.check.jobs import GROUPS, NAMES, Job, chosen, with_preparations
-from tools.check.runner import Runner, usable_cores
+from tools.check.runner import Runner
 from tools.check.running import Ended, Running
 from tools.cli.options import Settings, json_option
 
@@ -72,7 +73,7 @@ def command(
 
     out = sys.stderr if as_json else sys.stdout
     board = Board(out, {job.name: job.seconds for job in planned})
-    ends = Runner(launch, cores or usable_cores(), board).run(planned)
+    ends = Runner(launch, cores or usable(), board).run(planned)
     results = [end for end in ends if end.job in NAMES]
     failed = [end for end in ends if not end.passed]
     report = _report(results, failed)
