@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY, Checkout
+from checkout import REPOSITORY, Checkout
 
 
 def work(checkout: Checkout, kind: str) -> None:
