@@ -53,20 +53,20 @@ _LOCK = ".lock"
 _TABLE = (
     Job("apply", (("apply",),), writes=(_LOCK, "tree"), seconds=20),
     Job("series", (("export", "--check"), ("lint",)), _TREE, (_LOCK,), seconds=5),
-    Job("lint", (("style",),), _TREE, (_LOCK,), seconds=25),
+    Job("lint", (("style",),), _TREE, (_LOCK,), seconds=10),
     Job("build", (("build",),), _TREE, (_LOCK, "venv", "wheel", "ext"), seconds=120),
     Job(
         "engine",
         (("check-engine", "--workers", WORKERS), ("audit",)),
         writes=("engine-tests", "engine-binding", "googletest"),
-        seconds=200,
+        seconds=170,
         workers=4,
     ),
     Job(
         "tools",
         (("suite", "tools", "--workers", WORKERS, "--", ARGUMENTS),),
         _BUILT,
-        seconds=300,
+        seconds=320,
         workers=4,
     ),
     Job(
@@ -74,7 +74,7 @@ _TABLE = (
         (("suite", "overlay", "--workers", WORKERS, "--", ARGUMENTS),),
         _BUILT,
         ("overlay-tests",),
-        seconds=300,
+        seconds=230,
         workers=4,
     ),
     Job(
@@ -82,23 +82,23 @@ _TABLE = (
         (("rehearse", "0.33.0", "--workers", WORKERS, "--", ARGUMENTS),),
         _BUILT,
         ("rehearsal",),
-        seconds=350,
+        seconds=260,
         workers=4,
     ),
-    Job("demo", (("demo",),), _BUILT, ("demo",), seconds=240),
+    Job("demo", (("demo",),), _BUILT, ("demo",), seconds=150),
     Job(
         "host",
         (("bench-host", "--rounds", "9"), ("soak", "--steps", "10000")),
         _BUILT,
         ("bench",),
-        seconds=100,
+        seconds=45,
     ),
     Job(
         "upstream",
         (("suite", "upstream", "--", ARGUMENTS),),
         _BUILT,
         ("upstream-tests",),
-        seconds=90,
+        seconds=45,
     ),
     # One seed: a job must not fail by luck. `make fuzz` takes others.
     Job(

@@ -1,5 +1,6 @@
 """Jobs side by side, as many as there are cores."""
 
+import signal
 import time
 from collections.abc import Callable, Iterable
 
@@ -39,7 +40,9 @@ class Runner:
         """
         self._waiting = list(jobs)
         order = [job.name for job in self._waiting]
-        with signals.raised():
+        # A shell lets what it runs in the background ignore Ctrl-C, and so would our
+        # jobs, which could then be ended by force only.
+        with signals.raised(signal.SIGINT):
             try:
                 with self._board.shown():
                     self._run_all()

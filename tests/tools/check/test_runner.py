@@ -195,7 +195,16 @@ def lives(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_all_jobs_and_their_children(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_signal_ends_all_jobs_and_their_children(
+    tmp_path: Path,
+    number: signal.Signals,
+    handler: signal.Handlers,
+    request: pytest.FixtureRequest,
+) -> None:
+    """A shell has what it runs in the background ignore SIGINT, nohup SIGHUP."""
+    before = signal.signal(number, handler)  # what the runner inherits
+    request.addfinalizer(lambda: signal.signal(number, before))
     runner, pids = begin(tmp_path, "hears")
     runner.send_signal(number)
     assert runner.wait() != 0
