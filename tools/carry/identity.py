@@ -18,7 +18,7 @@ from tools.base.git import Repository
 from tools.base.outcome import Outcome
 from tools.carry.releases import PROJECT, Releases, sdist_of
 from tools.carry.wheels import with_wheels
-from tools.source.fetch import GitRemote, Sdist
+from tools.source.fetch import GitRemote, Sdist, make_cache
 from tools.source.index import IndexConfig, offline
 from tools.source.pin import Pin
 from tools.tree.compose import base_reference, import_base
@@ -150,6 +150,7 @@ def _of_file(tree: Tree, file: Path, version: str) -> Pin:
     sdist = sdist_of(version, digest)
     kept = tree.project.cache / "files" / digest / sdist.filename
     if not kept.is_file():
+        make_cache(kept.parent)
         atomic.write(kept, file.read_bytes())
     return Pin(version, "", sdist, found, "", {})
 
