@@ -71,6 +71,31 @@ def identified(
     return pin if recorded else with_wheels(pin, known)
 
 
+def another(
+    tree: Tree, pinned: Pin, version: str, source: Sdist | GitRemote | None
+) -> Pin:
+    """Return a base that is not the pinned one, with the wheels that there are by now.
+
+    Args:
+        tree: As `identified` takes it.
+        pinned: The base under the series.
+        version: As `identified` takes it.
+        source: As `identified` takes it.
+
+    Raises:
+        ToolError: It is the pinned one, or as `identified` does.
+    """
+    known = Releases.read(tree.project.releases_file).including(pinned)
+    pin = identified(tree, known, version, source)
+    if pin.version == pinned.version:
+        raise ToolError(
+            Outcome.USAGE,
+            f"the series is on {pin.version} already",
+            ("Name another release",),
+        )
+    return with_wheels(pin, known)
+
+
 def check(tree: Tree, source: Sdist | GitRemote) -> None:
     """Refuse a source that is not the pinned base, though that is imported already.
 
