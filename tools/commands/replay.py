@@ -14,9 +14,9 @@ from tools.cli.options import Settings, json_option
 from tools.compile import extension
 from tools.replay import plot, variant
 from tools.replay.case import Case
+from tools.replay.case_result import CaseResult
 from tools.replay.comparison import PolicyComparison, compare, tables, to_data
 from tools.replay.experiment import BASELINES, Worker, run_all
-from tools.replay.measured import Measured
 from tools.replay.plan import BLOCK_SIZES, PREFIX_CACHE, Plan
 from tools.replay.trace import POOL_REQUESTS
 from tools.replay.workload import WORKLOADS
@@ -189,7 +189,7 @@ def _build(project: Project) -> Path:
 
 def _watched(
     cases: Sequence[Case], worker: Worker, jobs: int
-) -> Iterator[tuple[Case, Measured]]:
+) -> Iterator[tuple[Case, CaseResult]]:
     with console.step("replay", len(cases)) as step:
         for finished in run_all(cases, worker, jobs):
             step.advance(1)

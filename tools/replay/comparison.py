@@ -8,10 +8,10 @@ from rich import box
 from rich.table import Table
 
 from tools.replay.case import Case, Conditions
-from tools.replay.measured import Measured
+from tools.replay.case_result import CaseResult
 
 _REFERENCE = "paged"
-_MEASURES = tuple(field.name for field in fields(Measured) if field.name != "seed")
+_MEASURES = tuple(field.name for field in fields(CaseResult) if field.name != "seed")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class PolicyComparison:
     """
 
     conditions: Conditions
-    runs: Mapping[str, tuple[Measured, ...]]
+    runs: Mapping[str, tuple[CaseResult, ...]]
 
     def spread(self, policy: str, measure: str) -> Spread:
         """Return a measure of a policy over its seeds."""
@@ -60,9 +60,9 @@ class PolicyComparison:
         return Spread.of(shares) if shares else None
 
 
-def compare(results: Iterable[tuple[Case, Measured]]) -> tuple[PolicyComparison, ...]:
+def compare(results: Iterable[tuple[Case, CaseResult]]) -> tuple[PolicyComparison, ...]:
     """Group runs by their conditions, in the order in which they came."""
-    found: dict[Conditions, dict[str, tuple[Measured, ...]]] = {}
+    found: dict[Conditions, dict[str, tuple[CaseResult, ...]]] = {}
     for case, run in results:
         runs = found.setdefault(case.conditions, {})
         runs[case.policy] = (*runs.get(case.policy, ()), run)

@@ -9,8 +9,8 @@ from pathlib import Path
 from tools.replay import tagma
 from tools.replay.buddy import Buddy
 from tools.replay.case import Case
+from tools.replay.case_result import CaseResult
 from tools.replay.fit import BestFit, FirstFit
-from tools.replay.measured import Measured
 from tools.replay.paged import ContiguousRuns, Paged
 from tools.replay.policy import Policy
 from tools.replay.simulator import Simulator
@@ -34,12 +34,12 @@ class Worker:
 
     engines: Mapping[str, Path]
 
-    def __call__(self, case: Case) -> Measured:
+    def __call__(self, case: Case) -> CaseResult:
         """Run one case."""
         policy = self._policy(case.policy, case.setting.num_blocks)
         begun = time.perf_counter()
         counts = Simulator(policy, case.source(), case.setting).run()
-        return Measured.of(case, counts, time.perf_counter() - begun)
+        return CaseResult.of(case, counts, time.perf_counter() - begun)
 
     def _policy(self, name: str, num_blocks: int) -> Policy:
         """Return an empty pool."""
@@ -50,7 +50,7 @@ class Worker:
 
 def run_all(
     cases: Sequence[Case], worker: Worker, jobs: int = 1
-) -> Iterator[tuple[Case, Measured]]:
+) -> Iterator[tuple[Case, CaseResult]]:
     """Run cases and yield what each gave, in order.
 
     Args:

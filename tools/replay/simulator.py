@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 
 from tools.replay.counts import RANGE_CAP, Counts
-from tools.replay.policy import HeldBlocks, Policy
+from tools.replay.policy import Holding, Policy
 from tools.replay.request import Request, RequestSource
 from tools.replay.setting import Setting
 
@@ -32,7 +32,7 @@ class _Running:
     """
 
     request: Request
-    held: HeldBlocks
+    held: Holding
     known: int
     generated: int
     computed: int

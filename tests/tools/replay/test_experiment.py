@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from tools.replay.case import Synthetic
+from tools.replay.case_result import CaseResult
 from tools.replay.experiment import BASELINES, Worker
-from tools.replay.measured import Measured
 from tools.replay.workload import WORKLOADS
 
 POLICIES = (*BASELINES, "tagma")
 
 
 @pytest.fixture
-def run(engine: Path) -> Callable[..., Measured]:
-    def run(policy: str, seed: int = 0, cached: bool = True) -> Measured:
+def run(engine: Path) -> Callable[..., CaseResult]:
+    def run(policy: str, seed: int = 0, cached: bool = True) -> CaseResult:
         case = Synthetic(WORKLOADS[0], cached, 16, 0.7, policy, seed, 8, 4)
         return Worker({"tagma": engine})(case)
 
@@ -25,7 +25,7 @@ def run(engine: Path) -> Callable[..., Measured]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_seed_determines_every_count(
-    run: Callable[..., Measured], policy: str
+    run: Callable[..., CaseResult], policy: str
 ) -> None:
     def counts(seed: int) -> dict[str, float]:
         return asdict(run(policy, seed)) | {"seconds": 0, "seed": 0}
@@ -35,7 +35,7 @@ def test_a_seed_determines_every_count(
 
 
 def test_the_engine_holds_requests_in_fewer_runs_than_paged(
-    run: Callable[..., Measured],
+    run: Callable[..., CaseResult],
 ) -> None:
     for cached in (False, True):
         ours, paged = run("tagma", cached=cached), run("paged", cached=cached)

@@ -7,7 +7,7 @@ from tools.replay.counts import Counts, mean, percentile
 
 
 @dataclass(frozen=True)
-class Measured:
+class CaseResult:
     """What one run measured. Counts are as in `counts.Counts`.
 
     Args:
@@ -43,7 +43,7 @@ class Measured:
     seconds: float
 
     @classmethod
-    def of(cls, case: Case, counts: Counts, seconds: float) -> "Measured":
+    def of(cls, case: Case, counts: Counts, seconds: float) -> "CaseResult":
         """Summarise what a case's run counted."""
         num_blocks = case.setting.num_blocks
         return cls(
