@@ -126,11 +126,11 @@ class Project:
         """Hold the build folder for one command.
 
         Raises:
-            ToolError: Another run holds it, or it lies in a bad place.
+            ToolError: Another run holds it, or it lies in a bad place or in one that
+                cannot be written.
         """
         self.check_place()
-        self.build.mkdir(parents=True, exist_ok=True)
-        held = os.open(self.build / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        held = self._open_lock()
         try:
             _lock(held, self.build)
             # A git that outlives a killed run still holds the lock.
@@ -138,6 +138,17 @@ class Project:
                 yield
         finally:
             os.close(held)
+
+    def _open_lock(self) -> int:
+        try:
+            self.build.mkdir(parents=True, exist_ok=True)
+            return os.open(self.build / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise ToolError(
+                Outcome.SYSTEM,
+                f"the build folder {self.build} cannot be written: {error.strerror}",
+                ("Choose another folder: python -m tools --build DIR …",),
+            ) from error
 
 
 def _lock(descriptor: int, build: Path) -> None:

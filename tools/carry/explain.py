@@ -4,11 +4,13 @@ from collections.abc import Iterator
 
 from tools.base.git import Repository
 from tools.carry.place import changes, distance, scopes_of_change
-from tools.tree.hunk import Hunk
+from tools.tree.hunk import Hunk, split_lines
 from tools.tree.threeway import Conflict
 
 _NEAR = 3  # lines between a patch's change and upstream's that may be its cause
 _SHOWN = 12
+_TELLING = 16  # bytes; shorter lines stand in too many files
+_FILES = 3
 
 
 def explain(
@@ -24,7 +26,9 @@ def explain(
     if not conflict.is_text or not base or not upstream:
         yield f"{conflict.name}: {conflict.what}"
         if base and not upstream:
-            yield from _destinations(repository, conflict, hunks, before, tip)
+            yield from _likenesses(repository, conflict.path, before, tip)
+            gone = _lines_of(conflict.path, hunks)
+            yield from _whereabouts(repository, conflict.path, gone, tip)
         return
     ours = [
         range(hunk.start, hunk.start + len(hunk.old_lines))
@@ -44,34 +48,50 @@ def explain(
     yield from lines[:_SHOWN]
     if len(lines) > _SHOWN:
         yield f"… {len(lines) - _SHOWN} more lines"
+    left = {line.strip() for line in split_lines(repository.content(upstream))}
+    gone = _lines_of(conflict.path, hunks) - left
+    yield from _whereabouts(repository, conflict.path, gone, tip)
 
 
-def _destinations(
-    repository: Repository, conflict: Conflict, hunks: list[Hunk], before: str, tip: str
+def _likenesses(
+    repository: Repository, path: str, before: str, tip: str
 ) -> Iterator[str]:
-    """Say where a deleted file's content went: by similarity, or by its lines."""
+    """Name the file that is most like one which upstream deleted."""
     listed = repository.git(
         *("diff-tree", "-r", "-z", "--find-renames=30%", "--diff-filter=R"),
         *("--name-status", before, tip),
     ).text.split("\0")
     for status, old, new in zip(listed[::3], listed[1::3], listed[2::3], strict=False):
-        if old == conflict.path:
+        if old == path:
             yield f"  most like it, by {int(status[1:])} %: {new}"
-    wanted = {
+
+
+def _lines_of(path: str, hunks: list[Hunk]) -> set[bytes]:
+    """Return the old lines of a file's hunks that tell one place from another."""
+    return {
         line.strip()
         for hunk in hunks
-        if hunk.path == conflict.path
+        if hunk.path == path
         for line in hunk.old_lines
-        if len(line.strip()) > 15
+        if len(line.strip()) >= _TELLING
     }
-    if not wanted:
+
+
+def _whereabouts(
+    repository: Repository, path: str, lines: set[bytes], tip: str
+) -> Iterator[str]:
+    """Say in which other files lines stand that a patch was made for."""
+    if not lines:
         return
-    patterns = [part for line in sorted(wanted) for part in ("-e", line.decode())]
-    done = repository.git(
+    texts = [line.decode("utf-8", "surrogateescape") for line in sorted(lines)]
+    patterns = [part for text in texts for part in ("-e", text)]
+    found = []
+    listed = repository.git(
         *("grep", "-F", "--count", "-z", "-I", *patterns, tip), check=False
     )
-    counts = [entry.rpartition("\0") for entry in done.text.split("\n") if entry]
-    best = sorted(((int(n), path) for path, _, n in counts), reverse=True)[:3]
-    for count, path in best:
-        name = path.partition(":")[2]
-        yield f"  its lines stand in {name} ({count} of {len(wanted)})"
+    for entry in filter(None, listed.text.split("\n")):
+        name, _, count = entry.rpartition("\0")
+        found.append((min(int(count), len(lines)), name.partition(":")[2]))
+    others = [(count, name) for count, name in found if name != path]
+    for matches, name in sorted(others, reverse=True)[:_FILES]:
+        yield f"  its lines stand in {name} ({matches} of {len(lines)})"

@@ -18,7 +18,7 @@ from tools.base.git import Repository
 from tools.base.outcome import Outcome
 from tools.carry.releases import PROJECT, Releases, sdist_of
 from tools.carry.wheels import with_wheels
-from tools.source.fetch import GitRemote, Sdist
+from tools.source.fetch import GitRemote, Sdist, make_cache
 from tools.source.index import IndexConfig, offline
 from tools.source.pin import Pin
 from tools.tree.compose import base_reference, import_base
@@ -69,6 +69,31 @@ def identified(
     if not pin.commit:
         pin = replace(pin, commit=_commit_of(tree.repository, pin.tree))
     return pin if recorded else with_wheels(pin, known)
+
+
+def another(
+    tree: Tree, pinned: Pin, version: str, source: Sdist | GitRemote | None
+) -> Pin:
+    """Return a base that is not the pinned one, with the wheels that there are by now.
+
+    Args:
+        tree: As `identified` takes it.
+        pinned: The base under the series.
+        version: As `identified` takes it.
+        source: As `identified` takes it.
+
+    Raises:
+        ToolError: It is the pinned one, or as `identified` does.
+    """
+    known = Releases.read(tree.project.releases_file).including(pinned)
+    pin = identified(tree, known, version, source)
+    if pin.version == pinned.version:
+        raise ToolError(
+            Outcome.USAGE,
+            f"the series is on {pin.version} already",
+            ("Name another release",),
+        )
+    return with_wheels(pin, known)
 
 
 def check(tree: Tree, source: Sdist | GitRemote) -> None:
@@ -150,6 +175,7 @@ def _of_file(tree: Tree, file: Path, version: str) -> Pin:
     sdist = sdist_of(version, digest)
     kept = tree.project.cache / "files" / digest / sdist.filename
     if not kept.is_file():
+        make_cache(kept.parent)
         atomic.write(kept, file.read_bytes())
     return Pin(version, "", sdist, found, "", {})
 

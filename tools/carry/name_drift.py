@@ -52,7 +52,8 @@ def compare(uses: list[Use], old: Definitions, new: Definitions) -> list[NameDri
         before = old.find(use.module, use.name)
         if before is None:
             continue  # a member that only the overlay has, or a patch adds
-        after = new.find(use.module, use.name)
+        names = ((use.module, use.name), *use.instead)
+        after = next(filter(None, (new.find(*name) for name in names)), None)
         if after is None:
             drifts.append(NameDrift(use, Fate.MISSING, before.signature))
             continue

@@ -12,6 +12,7 @@ from tools.carry.survey import measure
 from tools.carry.wheels import with_wheels
 from tools.source.fetch import GitRemote, Sdist
 from tools.source.pin import Pin
+from tools.tree import underway
 from tools.tree.compose import compose
 from tools.tree.inputs import Inputs
 from tools.tree.transaction import File
@@ -47,10 +48,12 @@ def pin(
         source: Where it comes from, as `identified` takes it.
 
     Raises:
-        ToolError: The base cannot be had, or the tree has edits that would be lost.
+        ToolError: The base cannot be had, the tree has edits that would be lost, or a
+            rebase is under way.
     """
     tree = Tree(project)
     tree.recover()
+    underway.refuse(project)
     tree.repository.init()
     old = Pin.read(project.pin_file)
     known = Releases.read(project.releases_file).including(old)

@@ -14,13 +14,11 @@ from tools.base.outcome import Outcome
 from tools.base.project import Project
 from tools.carry import resolutions
 from tools.carry.finish import Finished, finish, finished
-from tools.carry.identity import identified
+from tools.carry.identity import another
 from tools.carry.journal import Entry, Journal
 from tools.carry.landing import Carried, Landing
 from tools.carry.merge import Step, carry, solve
-from tools.carry.releases import Releases
 from tools.carry.stop import Stop
-from tools.carry.wheels import with_wheels
 from tools.source.fetch import GitRemote, Sdist
 from tools.tree import underway
 from tools.tree.compose import commit_patch, lay_overlays
@@ -47,8 +45,8 @@ class Rebase:
     def start(
         self,
         version: str,
-        *,
         source: Sdist | GitRemote | None = None,
+        *,
         offer: bool = True,
     ) -> Journal | Finished:
         """Begin, and carry patches until one stops or all are done.
@@ -70,15 +68,7 @@ class Rebase:
         state = self.tree.state
         assert state
         commits = self.tree.commits(state)
-        known = Releases.read(self.project.releases_file).including(inputs.pin)
-        pin = identified(self.tree, known, version, source)
-        if pin.version == inputs.pin.version:
-            raise ToolError(
-                Outcome.USAGE,
-                f"the series is on {pin.version} already",
-                ("Name another release",),
-            )
-        pin = with_wheels(pin, known)
+        pin = another(self.tree, inputs.pin, version, source)
         journal = Journal(
             inputs.digest(),
             inputs.pin,

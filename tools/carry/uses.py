@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from tools.carry.overlay_code import Name, OverlayModule
 from tools.carry.syntax import FUNCTIONS, assigned, is_self, parameters
-from tools.tree import overlay
-
-_PACKAGE = "vllm"
 
 
 class UseKind(Enum):
@@ -53,6 +51,7 @@ class Use:
         call: The call's shape, for a CALL.
         accepts: The parameters that the overlay's own function accepts, for an
             OVERRIDE; None: any.
+        instead: What is imported in its place where a release lacks it.
     """
 
     file: str
@@ -62,6 +61,7 @@ class Use:
     name: str
     call: Call | None = None
     accepts: tuple[str, ...] | None = None
+    instead: tuple[Name, ...] = ()
 
     @property
     def target(self) -> str:
@@ -71,66 +71,47 @@ class Use:
 
 def collect(root: Path) -> list[Use]:
     """Return what the Python overlays of a checkout use, in the order of files."""
-    files = list(overlay.files(root))
-    targets = {file.target for file in files}
-    uses = []
-    for file in files:
-        if file.target.endswith(".py"):
-            name = str(file.source.relative_to(root))
-            tree = ast.parse(file.source.read_bytes(), name)
-            uses += _Reader(name, targets).read(tree)
-    return uses
+    return [
+        use for module in OverlayModule.read_all(root) for use in _Reader(module).read()
+    ]
 
 
 class _Reader:
     """Reads the uses out of one overlay file."""
 
-    def __init__(self, file: str, overlays: set[str]):
-        self.file = file
-        self.overlays = overlays
-        self.imported: dict[str, tuple[str, str]] = {}
+    def __init__(self, module: OverlayModule):
+        self.module = module
+        self.file = module.file
 
-    def read(self, tree: ast.Module) -> list[Use]:
-        uses = list(self._imports(tree))
-        for node in ast.walk(tree):
+    def read(self) -> list[Use]:
+        uses = list(self._imports())
+        for node in ast.walk(self.module.tree):
             if isinstance(node, ast.Call):
                 uses += self._call(node)
             elif isinstance(node, ast.ClassDef):
                 uses += self._class(node)
         return sorted(set(uses), key=lambda use: (use.line, use.target, use.kind.value))
 
-    def _imports(self, tree: ast.Module) -> Iterator[Use]:
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
-                continue
-            module = node.module
-            if module.split(".")[0] != _PACKAGE or self._is_overlay(module):
-                continue
-            for alias in node.names:
-                if self._is_overlay(f"{module}.{alias.name}"):
-                    continue
-                self.imported[alias.asname or alias.name] = (module, alias.name)
-                yield Use(self.file, node.lineno, UseKind.IMPORT, module, alias.name)
-
-    def _is_overlay(self, module: str) -> bool:
-        path = module.replace(".", "/")
-        return bool(
-            {f"{path}.py", f"{path}.pyi", f"{path}/__init__.py"} & self.overlays
-        )
+    def _imports(self) -> Iterator[Use]:
+        for node, alias in self.module.imports:
+            name = (node.module or "", alias.name)
+            instead = self.module.alternatives.get(name, ())
+            yield Use(self.file, node.lineno, UseKind.IMPORT, *name, instead=instead)
 
     def _call(self, node: ast.Call) -> Iterator[Use]:
-        if isinstance(node.func, ast.Name) and node.func.id in self.imported:
-            module, name = self.imported[node.func.id]
-            yield Use(self.file, node.lineno, UseKind.CALL, module, name, _shape(node))
+        imported = self.module.upstream
+        if isinstance(node.func, ast.Name) and node.func.id in imported:
+            module, name = imported[node.func.id]
+            instead = self.module.alternatives.get((module, name), ())
+            shape = _shape(node)
+            yield Use(self.file, node.lineno, UseKind.CALL, module, name, shape,
+                      instead=instead)  # fmt: skip
 
     def _class(self, node: ast.ClassDef) -> Iterator[Use]:
         """Yield what a class overrides and inherits, of each base of upstream's."""
         own = {part.name: part for part in node.body if isinstance(part, FUNCTIONS)}
         inherited = list(_inherited(node, set(own)))
-        for base in node.bases:
-            if not (isinstance(base, ast.Name) and base.id in self.imported):
-                continue
-            module, name = self.imported[base.id]
+        for module, name in self.module.bases(node):
             for member, function in own.items():
                 args = function.args
                 yield Use(

@@ -6,10 +6,11 @@ import click
 
 from tools.base import console
 from tools.base.outcome import Outcome, Report
+from tools.base.project import Project
 from tools.carry.identity import check
 from tools.cli.options import Settings, json_option
 from tools.source.fetch import GitRemote, Sdist
-from tools.tree.tree import Tree
+from tools.tree.tree import Applied, Tree
 
 
 @click.command("apply")
@@ -44,37 +45,46 @@ def command(
 
     Example: python -m tools apply --source vllm-0.32.0.tar.gz
     """
-    if file and url:
-        raise click.UsageError("--source and --git exclude each other")
-    if commit and not url:
-        raise click.UsageError("--commit goes with --git")
-    if url and Path(url).is_dir():
-        url = str(Path(url).resolve())
     project = settings.project
-    source = GitRemote(url, commit) if url else Sdist(project.cache, file)
+    source = _source(project, file, url, commit)
     with project.lock():
         tree = Tree(project)
         if (url or file) and tree.repository.exists:
             check(tree, source)
         applied = tree.apply(source, drop=drop, relock=relock)
+    console.show(_report(project, applied), as_json)
+
+
+def _source(
+    project: Project, file: Path | None, url: str | None, commit: str
+) -> Sdist | GitRemote:
+    if file and url:
+        raise click.UsageError("--source and --git exclude each other")
+    if commit and not url:
+        raise click.UsageError("--commit goes with --git")
+    if url:
+        return GitRemote(
+            str(Path(url).resolve()) if Path(url).is_dir() else url, commit
+        )
+    return Sdist(project.cache, file)
+
+
+def _report(project: Project, applied: Applied) -> Report:
     verb = "is up to date" if applied.outcome is Outcome.UNCHANGED else "made"
     details = (
         (f"dropped edits are kept in {applied.dropped}",) if applied.dropped else ()
     )
-    console.show(
-        Report(
-            "apply",
-            applied.outcome,
-            f"{project.tree} {verb}: {applied.patches} patches, "
-            f"commit {applied.commit[:12]}",
-            details=details,
-            data={
-                "tree": applied.tree,
-                "commit": applied.commit,
-                "patches": applied.patches,
-                "path": str(project.tree),
-                "dropped": str(applied.dropped) if applied.dropped else None,
-            },
-        ),
-        as_json,
+    return Report(
+        "apply",
+        applied.outcome,
+        f"{project.tree} {verb}: {applied.patches} patches, "
+        f"commit {applied.commit[:12]}",
+        details=details,
+        data={
+            "tree": applied.tree,
+            "commit": applied.commit,
+            "patches": applied.patches,
+            "path": str(project.tree),
+            "dropped": str(applied.dropped) if applied.dropped else None,
+        },
     )

@@ -64,25 +64,26 @@ def command(
             "name a release, or one of --continue, --skip, --abort and --status, or "
             "--take SIDE FILE"
         )
-    project = settings.project
-    with project.lock():
-        rebase = Rebase(project)
-        if action == "status":
-            report = _status(rebase)
-        elif action == "abort":
-            report = _aborted(rebase)
-        elif action == "skip":
-            report = _result(rebase, rebase.skip())
-        elif action == "continue":
-            report = _result(rebase, rebase.proceed())
+    with settings.project.lock():
+        rebase = Rebase(settings.project)
+        if action:
+            report = _act(rebase, action)
         elif side and target:
             report = _taken(rebase, rebase.take(side, target), side, target)
         else:
-            offer = not no_resolutions
-            started = rebase.start(target or "", source=source, offer=offer)
+            started = rebase.start(target or "", source, offer=not no_resolutions)
             report = _result(rebase, started)
     console.show(report, as_json)
     click.get_current_context().exit(report.outcome.exit_code)
+
+
+def _act(rebase: Rebase, action: str) -> Report:
+    """Do what an option of its own stands for."""
+    if action == "status":
+        return _status(rebase)
+    if action == "abort":
+        return _aborted(rebase)
+    return _result(rebase, rebase.skip() if action == "skip" else rebase.proceed())
 
 
 def _status(rebase: Rebase) -> Report:

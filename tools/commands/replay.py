@@ -1,37 +1,29 @@
 """`replay`: placement policies on recorded and synthetic requests."""
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from tools.base import console
+from tools.base import atomic, console
 from tools.base.outcome import Outcome, Report
 from tools.base.project import Project
 from tools.cli.options import Settings, json_option
 from tools.compile import extension
-from tools.replay import plot, result, variant
-from tools.replay.experiment import (
-    BASELINES,
-    Case,
-    Run,
-    Synthetic,
-    Traced,
-    Worker,
-    run_all,
-)
-from tools.replay.trace import POOL_REQUESTS, Trace
+from tools.replay import plot, variant
+from tools.replay.case import Case
+from tools.replay.case_result import CaseResult
+from tools.replay.comparison import PolicyComparison, compare, tables, to_data
+from tools.replay.experiment import BASELINES, Worker, run_all
+from tools.replay.plan import BLOCK_SIZES, PREFIX_CACHE, Plan
+from tools.replay.trace import POOL_REQUESTS
 from tools.replay.workload import WORKLOADS
 from tools.source.fetch import Sdist
 from tools.tree.tree import Tree
 
 _ENGINE = "tagma"
-_BLOCK_SIZES = ("16", "32")
-_SMALL_SHARES = (0.7, 0.9)
-_ALL_SHARES = (0.5, 0.7, 0.9, 0.98)
-_PREFIX_CACHE = {"both": (False, True), "yes": (True,), "no": (False,)}
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -53,11 +45,11 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="Only these synthetic workloads.",
 )  # fmt: skip
 @click.option(
-    "--prefix-cache", type=click.Choice(list(_PREFIX_CACHE)), default="both",
+    "--prefix-cache", type=click.Choice(list(PREFIX_CACHE)), default="both",
     show_default=True, help="Synthetic workloads with or without it.",
 )  # fmt: skip
 @click.option(
-    "--block-size", "block_sizes", type=click.Choice(_BLOCK_SIZES), multiple=True,
+    "--block-size", "block_sizes", type=click.Choice(BLOCK_SIZES), multiple=True,
     help="Only these; 16 by default.",
 )  # fmt: skip
 @click.option(
@@ -104,24 +96,15 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.pass_obj
 def command(
     settings: Settings,
-    traces: tuple[Path, ...],
-    full: bool,
+    /,
     policies: tuple[str, ...],
-    workloads: tuple[str, ...],
-    prefix_cache: str,
-    block_sizes: tuple[str, ...],
-    shares: tuple[float, ...],
-    concurrency: int,
-    turnovers: int,
-    seeds: int,
-    requests: int | None,
-    pool_tokens: int | None,
     jobs: int,
     builds: tuple[str, ...],
     range_costs: tuple[int, ...],
     variants: tuple[str, ...],
     plots: bool,
     as_json: bool,
+    **plan: Any,
 ) -> None:
     """Compare where policies place KV blocks: the engine's, paged's and classic ones.
 
@@ -133,66 +116,54 @@ def command(
     The default takes a minute or two of one core; --full several times that.
     """
     project = settings.project
+    engines = _engines(project, builds, range_costs, variants)
+    chosen = [name for name in BASELINES if not policies or name in policies]
+    if not policies or _ENGINE in policies:
+        chosen += engines or [_ENGINE]
+    cases = Plan(**plan).cases(chosen)
+    if _ENGINE in chosen and not engines:
+        engines = {_ENGINE: _build(project)}
+    comparisons = compare(_watched(cases, Worker(engines), jobs))
+    name = "replay-trace.json" if plan["traces"] else "replay.json"
+    written = _write(comparisons, project.build / "bench" / name, plots)
+    if not as_json:
+        for table in tables(comparisons):
+            console.show_table(table)
+    message = f"{len(cases)} runs of {len(chosen)} policies"
+    data = _data(comparisons)
+    console.show(Report("replay", Outcome.DONE, message, (), written, data), as_json)
+
+
+def _engines(
+    project: Project,
+    builds: Sequence[str],
+    range_costs: Sequence[int],
+    variants: Sequence[str],
+) -> dict[str, Path]:
+    """Return the files of the engines to compare; none: the tree's own."""
     engines = _named(builds)
     if variants and not engines and not range_costs:
         engines[_ENGINE] = _build(project)
     plain = ("",) if range_costs else ()
-    engines |= variant.build_all(project, (*plain, *variants), range_costs)
-    chosen = [name for name in BASELINES if not policies or name in policies]
-    if not policies or _ENGINE in policies:
-        chosen += engines or [_ENGINE]
-    sizes = tuple(map(int, block_sizes or (_BLOCK_SIZES if full else ("16",))))
-    shares = shares or (_ALL_SHARES if full else _SMALL_SHARES)
-    cases: Sequence[Case]
-    if traces:
-        read = [Trace.read(path, requests) for path in traces]
-        cases = [
-            Traced(trace, pool_tokens or trace.pool_tokens, size, share, policy)
-            for trace in read
-            for size in sizes
-            for share in shares
-            for policy in chosen
-        ]
-    else:
-        cases = [
-            Synthetic(
-                workload, cached, size, share, policy, seed, concurrency, turnovers
-            )
-            for cached in _PREFIX_CACHE[prefix_cache]
-            for workload in WORKLOADS
-            if not workloads or workload.name in workloads
-            for size in sizes
-            for share in shares
-            for policy in chosen
-            for seed in range(seeds)
-        ]
-    if _ENGINE in chosen and not engines:
-        engines = {_ENGINE: _build(project)}
-    comparisons = result.compare(_watched(cases, Worker(engines), jobs))
-    file = project.build / "bench" / ("replay-trace.json" if traces else "replay.json")
-    data = {"comparisons": result.to_data(comparisons)}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
-    os.replace(partial, file)
-    details = [f"all values: {file}"]
-    if plots:
-        image = file.with_suffix(".png")
-        plot.draw(comparisons, image)
-        details.append(f"plot: {image}")
-    if not as_json:
-        for table in result.tables(comparisons):
-            console.show_table(table)
-    console.show(
-        Report(
-            "replay",
-            Outcome.DONE,
-            f"{len(cases)} runs of {len(chosen)} policies",
-            details=tuple(details),
-            data=data,
-        ),
-        as_json,
-    )
+    return engines | variant.build_all(project, (*plain, *variants), range_costs)
+
+
+def _data(comparisons: Sequence[PolicyComparison]) -> dict[str, Any]:
+    return {"comparisons": to_data(comparisons)}
+
+
+def _write(
+    comparisons: Sequence[PolicyComparison], file: Path, plots: bool
+) -> tuple[str, ...]:
+    """Write all values, and the plot beside them; say where."""
+    text = json.dumps(_data(comparisons), indent=2) + "\n"
+    atomic.write(file, text.encode())
+    written = (f"all values: {file}",)
+    if not plots:
+        return written
+    image = file.with_suffix(".png")
+    plot.draw(comparisons, image)
+    return (*written, f"plot: {image}")
 
 
 def _named(builds: Sequence[str]) -> dict[str, Path]:
@@ -218,7 +189,7 @@ def _build(project: Project) -> Path:
 
 def _watched(
     cases: Sequence[Case], worker: Worker, jobs: int
-) -> Iterator[tuple[Case, Run]]:
+) -> Iterator[tuple[Case, CaseResult]]:
     with console.step("replay", len(cases)) as step:
         for finished in run_all(cases, worker, jobs):
             step.advance(1)

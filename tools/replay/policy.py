@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 
-class Held(Protocol):
+class Holding(Protocol):
     """The blocks of one request, in order."""
 
     @property
@@ -55,7 +55,7 @@ class Policy(Protocol):
             limit: The most blocks to find.
         """
 
-    def admit(self, hit: Hit) -> Held:
+    def admit(self, hit: Hit) -> Holding:
         """Hold the prefix for the request whose hashes were looked up.
 
         Nothing may have changed since.

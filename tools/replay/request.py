@@ -23,7 +23,7 @@ class Request:
     session: int = 0
 
 
-class Source(Protocol):
+class RequestSource(Protocol):
     """Where requests come from. Steps of the scheduler are the clock."""
 
     @property

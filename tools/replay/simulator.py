@@ -7,97 +7,13 @@ the request that came last is preempted, and no request is admitted in that step
 Time passes in steps, but work is done only where a request needs a block.
 """
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict, deque
+from dataclasses import dataclass
 
-from tools.replay.policy import Held, Policy
-from tools.replay.request import Request, Source
-
-RANGE_CAP = 256  # ranges in a request's row of the device's range table
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How the scheduler runs.
-
-    Args:
-        num_blocks: Size of the pool.
-        block_size: Tokens per block.
-        live_share: Requests are admitted while those that run hold at most this
-            part of the pool.
-        steps: When to stop; None: when the source has ended.
-        warm_up: Steps at the beginning that are not measured.
-        token_budget: Tokens computed in a step.
-        max_requests: Requests that run at once.
-    """
-
-    num_blocks: int
-    block_size: int
-    live_share: float
-    steps: int | None = None
-    warm_up: int = 0
-    token_budget: int = 8192
-    max_requests: int = 1024
-
-
-def token_budget(concurrency: float, prompt_tokens: float, output_tokens: float) -> int:
-    """Return a token budget that does not hold up admissions.
-
-    As fast as requests end others come; their prompts must not take longer.
-
-    Args:
-        concurrency: Requests that run at once.
-        prompt_tokens: Mean length of their prompts.
-        output_tokens: Mean length of their outputs.
-    """
-    arriving = concurrency * prompt_tokens / output_tokens
-    return max(Setting.token_budget, int(2 * arriving))
-
-
-@dataclass
-class Counts:
-    """What was measured.
-
-    Args:
-        runs: Runs of a request when it gave its blocks back, and how often.
-        live_runs: The same of the requests that decoded, sampled over time.
-        admissions: Requests admitted for the first time.
-        preemptions: Requests that lost their blocks and were admitted again.
-        prompt_tokens: Of first admissions.
-        hit_tokens: How many of them came from the prefix cache.
-        evicted_blocks: Blocks whose cached content was lost.
-        cap_events: Requests that came to have more than `RANGE_CAP` runs.
-        live_blocks: Blocks held, summed over the samples.
-        samples: How many samples there were.
-    """
-
-    runs: Counter[int] = field(default_factory=Counter)
-    live_runs: Counter[int] = field(default_factory=Counter)
-    admissions: int = 0
-    preemptions: int = 0
-    prompt_tokens: int = 0
-    hit_tokens: int = 0
-    evicted_blocks: int = 0
-    cap_events: int = 0
-    live_blocks: int = 0
-    samples: int = 0
-
-
-def mean(counts: Mapping[int, int]) -> float:
-    """Return the mean of counted values; 0 if there are none."""
-    total = sum(counts.values())
-    return sum(value * n for value, n in counts.items()) / total if total else 0.0
-
-
-def percentile(counts: Mapping[int, int], share: float) -> int:
-    """Return the smallest value with `share` of the values at or below it."""
-    left = share * sum(counts.values())
-    for value in sorted(counts):
-        left -= counts[value]
-        if left <= 0:
-            return value
-    return 0
+from tools.replay.counts import RANGE_CAP, Counts
+from tools.replay.policy import Holding, Policy
+from tools.replay.request import Request, RequestSource
+from tools.replay.setting import Setting
 
 
 @dataclass(eq=False)
@@ -116,7 +32,7 @@ class _Running:
     """
 
     request: Request
-    held: Held
+    held: Holding
     known: int
     generated: int
     computed: int
@@ -136,7 +52,7 @@ class Simulator:
 
     _SAMPLE_EVERY = 20
 
-    def __init__(self, policy: Policy, source: Source, setting: Setting) -> None:
+    def __init__(self, policy: Policy, source: RequestSource, setting: Setting) -> None:
         self._policy, self._source, self._setting = policy, source, setting
         self._most_live = int(setting.live_share * setting.num_blocks)
         self._waiting: deque[tuple[Request, int, bool]] = deque()
@@ -274,7 +190,7 @@ class Simulator:
                 return calm
         if running.held.num_runs > RANGE_CAP and not running.over_cap:
             running.over_cap = True
-            self._counts.cap_events += 1
+            self._counts.over_cap_requests += 1
         return calm
 
     def _preempt(self, running: _Running) -> None:

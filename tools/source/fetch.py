@@ -63,13 +63,29 @@ def fetch(artifact: Artifact, cache: Path, option: str = "") -> Path:
         if sha256(kept) == artifact.sha256:
             return kept
         console.note(f"{artifact.filename} in the cache is damaged; fetching it again")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_cache(folder)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         partial = Path(scratch) / artifact.filename
         _download(artifact, partial, option)
         verify(partial, artifact)
         os.replace(partial, kept)
     return kept
+
+
+def make_cache(folder: Path) -> None:
+    """Make a folder of the cache.
+
+    Raises:
+        ToolError: The cache cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ToolError(
+            Outcome.SYSTEM,
+            f"the download cache {folder} cannot be written: {error.strerror}",
+            ("Choose another folder: TAGMA_CACHE=DIR python -m tools …",),
+        ) from error
 
 
 def _download(artifact: Artifact, target: Path, option: str) -> None:

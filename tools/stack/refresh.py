@@ -12,7 +12,7 @@ from tools.tree import overlay
 from tools.tree.edits import Snapshot
 from tools.tree.export import Step
 from tools.tree.folder import slug
-from tools.tree.header import DEFAULTS, Header
+from tools.tree.header import BACKPORT, DEFAULTS, Header
 from tools.tree.patch import Patch
 from tools.tree.transaction import Changes, File
 
@@ -125,7 +125,9 @@ def refresh(stack: Stack) -> Rewritten:
     )
 
 
-def new(stack: Stack, subject: str, description: str, author: str) -> Rewritten:
+def new(
+    stack: Stack, subject: str, description: str, author: str, origin: str = ""
+) -> Rewritten:
     """Make a patch of the edits, behind the last applied one.
 
     Args:
@@ -133,6 +135,7 @@ def new(stack: Stack, subject: str, description: str, author: str) -> Rewritten:
         subject: Of the patch; its file name is made of it.
         description: Why it is needed.
         author: `Name <address>`; "": the fork itself.
+        origin: As DEP-3 has it; "": a backport if it has an author, else our own.
 
     Raises:
         ToolError: There are no edits of upstream's files, or a later patch conflicts
@@ -145,7 +148,8 @@ def new(stack: Stack, subject: str, description: str, author: str) -> Rewritten:
             "the work tree has no edits of upstream's files to make a patch of",
             (f"Change files in {stack.tree.project.tree} first",),
         )
-    patch = header(stack, subject, description, author)
+    origin = origin or (BACKPORT if author else DEFAULTS["Origin"])
+    patch = header(stack, subject, description, author, origin)
     steps = stack.steps
     before = stack.trees[stack.position]
     steps.insert(stack.position, Step(patch, before, edits.patched_tree(stack)))
@@ -160,7 +164,9 @@ def new(stack: Stack, subject: str, description: str, author: str) -> Rewritten:
     )
 
 
-def header(stack: Stack, subject: str, description: str, author: str = "") -> Patch:
+def header(
+    stack: Stack, subject: str, description: str, author: str, origin: str
+) -> Patch:
     """Return a patch without a diff, named by the next free number.
 
     Raises:
@@ -168,7 +174,7 @@ def header(stack: Stack, subject: str, description: str, author: str = "") -> Pa
     """
     number = 1 + max((int(name[:4]) for name in stack.names), default=0)
     fields = {"From": author or IDENTITY, "Subject": subject} | DEFAULTS
-    fields["Last-Update"] = _today()
+    fields |= {"Origin": origin, "Last-Update": _today()}
     name = f"{number:04}-{slug(subject)}.patch"
     made = Header.of(fields, description.strip("\n"))
     patch = Patch(name, made, b"diff --git a/x b/x\n")

@@ -74,7 +74,8 @@ def split(
     steps = stack.steps
     step = steps[number - 1]
     middle = _without(stack.repository, step, parts)
-    patch = header(stack, subject, description, step.patch.fields["From"])
+    whole = step.patch.fields
+    patch = header(stack, subject, description, whole["From"], whole["Origin"])
     steps[number - 1 : number] = [
         replace(step, after=middle),
         Step(patch, middle, step.after),

@@ -34,9 +34,11 @@ DEFAULTS = {
     "SPDX-License-Identifier": "Apache-2.0",
 }
 FIELDS = tuple(DEFAULTS)
+BACKPORT = "backport"  # the Origin of somebody else's change
 _IN_HEAD = ("From", "Subject")
 _FORM = re.compile(r"From: ([^\n]*)\nSubject: ([^\n]*)\n\n((?s:.)+)\n---\n")
 _FIELD = re.compile(r"([A-Za-z][A-Za-z0-9-]*): (.+)")
+_PICKED = re.compile(r"^\(cherry picked from commit ([0-9a-f]{7,40})\)$", re.MULTILINE)
 _TRAILER = re.compile(rf"{_FIELD.pattern}|\(cherry picked from .+\)|[ \t].+")
 
 
@@ -87,7 +89,7 @@ class Header:
             raise ToolError(
                 Outcome.BAD_PATCH,
                 f"the commit {subject!r} lacks the trailers {', '.join(missing)}",
-                (f"Add them, if it is the last one: {_add(missing)}",),
+                (f"Add them, if it is the last one: {_add(missing, header.body)}",),
             )
         head = header.render().encode("utf-8", "surrogateescape")
         for _, why in flaws(head):
@@ -204,9 +206,11 @@ def _why_no_header(head: str) -> tuple[int, str]:
     return 0, f"its header lacks {', '.join(FIELDS)}"
 
 
-def _add(fields: Sequence[str]) -> str:
+def _add(fields: Sequence[str], body: str) -> str:
     """Return the git command that gives the last commit of the tree fields."""
     values = DEFAULTS | {"Last-Update": datetime.now(UTC).date().isoformat()}
+    if picked := _PICKED.search(body):
+        values["Origin"] = f"{BACKPORT}, {picked[1]}"
     trailers = [f"--trailer '{field}: {values[field]}'" for field in fields]
     return f"git -C build/tree commit --amend --no-edit {' '.join(trailers)}"
 

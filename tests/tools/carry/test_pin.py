@@ -317,6 +317,12 @@ def test_short_commit_and_damaged_file_name_the_cause(
     assert "test_pin.py is damaged" in done.stderr
 
 
+def test_pin_waits_for_the_end_of_a_rebase(checkout: Checkout) -> None:
+    release(checkout, CONFLICT)
+    tools(checkout, "rebase", "2.0", code=1)
+    assert tools(checkout, "pin", "1.0", code=1)["outcome"] == "in-progress"
+
+
 # ---- sources that are named, and are not the pinned one
 
 

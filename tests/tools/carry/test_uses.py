@@ -141,6 +141,37 @@ def test_moved_definition_is_found_through_imports(
     assert {f.moved for f in config} == {"vllm/config.py"}
 
 
+def test_base_behind_another_overlays_class_is_upstreams(checkout: Checkout) -> None:
+    """Or a class between hides what is used of upstream's."""
+    folder = checkout.project.root / "vllm_overlay"
+    between = "from vllm.up import Base\n\n\nclass Between(Base):\n    own: int\n"
+    (folder / "between.py").write_text(between)
+    (folder / "mine.py").write_text(
+        "from vllm.between import Between\n\n\nclass Near(Between):\n    pass\n\n\n"
+        "class Mine(Near):\n    def grow(self, count):\n        return self.size\n"
+    )
+    found = {(use.kind, use.name) for use in collect(checkout.project.root)
+             if use.file.endswith("mine.py")}  # fmt: skip
+    assert found == {(UseKind.OVERRIDE, "Base.grow"), (UseKind.INHERIT, "Base.size")}
+
+
+def test_name_that_is_imported_in_place_of_another_is_not_missing(
+    checkout: Checkout, tmp_path: Path
+) -> None:
+    (checkout.project.root / "vllm_overlay" / "mine.py").write_text(
+        "try:\n    from vllm.config import plain\nexcept ImportError:\n"
+        "    from vllm.up import plain\nplain(1, c=2)\n"
+    )
+    start, end = UPSTREAM.index("def plain"), UPSTREAM.index("class Config")
+    old = made(tmp_path / "old", UPSTREAM)
+    rest, plain = UPSTREAM[:start] + UPSTREAM[end:], UPSTREAM[start:end]
+    new = made(tmp_path / "new", rest, vllm__config=plain)
+    drifts = compare(collect(checkout.project.root), old, new)
+    assert {drift.fate for drift in drifts} == {Fate.SAME}
+    gone = compare(collect(checkout.project.root), old, made(tmp_path / "no", rest))
+    assert {drift.fate for drift in gone} == {Fate.MISSING}
+
+
 def test_open_calls_are_not_judged(tmp_path: Path) -> None:
     release_ = made(tmp_path / "r", UPSTREAM)
     found = release_.find("vllm.up", "plain")

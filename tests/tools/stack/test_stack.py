@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import string
+import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -395,6 +396,46 @@ def test_new_makes_a_patch_behind_the_last_applied_one(four: Checkout) -> None:
     assert shown["header"]["From"] == author
     assert shown["description"] == "Because."
     in_step(four)
+
+
+@pytest.mark.parametrize(
+    ("options", "origin"),
+    [
+        ([], "vendor"),
+        (["--author", "A. N. Other <a@b>"], "backport"),
+        (["--author", "A. N. Other <a@b>", "--origin", "backport, 1f2e"],
+         "backport, 1f2e"),
+    ],
+)  # fmt: skip
+def test_new_says_whose_change_it_is(
+    four: Checkout, options: list[str], origin: str
+) -> None:
+    """A backport said `Origin: vendor`; so did what is split off from one."""
+    (four.project.tree / "README.md").write_text("ours\n")
+    (four.project.tree / "crlf.txt").write_bytes(b"one\r\nours\r\nthree\r\n")
+    four.tools("new", "docs: ours", "--why", "Because.", *options)
+    assert data(four, "show", "5")["header"]["Origin"] == origin
+    four.tools("split", "5", "README.md", "--subject", "docs: the rest")
+    assert data(four, "show", "6")["header"]["Origin"] == origin
+
+
+def test_export_of_a_picked_commit_advises_its_origin(four: Checkout) -> None:
+    """What it advises is followed as it stands."""
+    tree = four.project.tree
+    (tree / "README.md").write_text("theirs\n")
+    commit = "5df63a7205df63a7205df63a7205df63a7205df6"
+    text = f"docs: theirs\n\nBecause.\n\n(cherry picked from commit {commit})\n"
+    git = ["git", "-C", str(tree)]
+    subprocess.run([*git, "commit", "--quiet", "--all", "-m", text], check=True)
+    advice = next(
+        line.partition("last one: ")[2]
+        for line in four.tools("export", code=3).stderr.splitlines()
+        if "--trailer" in line
+    )
+    advice = advice.replace("build/tree", str(tree))
+    subprocess.run(["sh", "-ec", advice], check=True, stdout=subprocess.DEVNULL)
+    four.tools("export")
+    assert data(four, "show", "5")["header"]["Origin"] == f"backport, {commit}"
 
 
 def test_paths_that_git_quotes_are_read(four: Checkout) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from tools.replay.experiment import Case, Conditions, Run
+from tools.replay.case import Case, Conditions
+from tools.replay.case_result import CaseResult
 
 _REFERENCE = "paged"
-_MEASURES = tuple(field.name for field in fields(Run) if field.name != "seed")
+_MEASURES = tuple(field.name for field in fields(CaseResult) if field.name != "seed")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PolicyComparison:
     """All policies under the same conditions.
 
     Args:
@@ -46,7 +47,7 @@ class Comparison:
     """
 
     conditions: Conditions
-    runs: Mapping[str, tuple[Run, ...]]
+    runs: Mapping[str, tuple[CaseResult, ...]]
 
     def spread(self, policy: str, measure: str) -> Spread:
         """Return a measure of a policy over its seeds."""
@@ -59,16 +60,18 @@ class Comparison:
         return Spread.of(shares) if shares else None
 
 
-def compare(results: Iterable[tuple[Case, Run]]) -> tuple[Comparison, ...]:
+def compare(results: Iterable[tuple[Case, CaseResult]]) -> tuple[PolicyComparison, ...]:
     """Group runs by their conditions, in the order in which they came."""
-    found: dict[Conditions, dict[str, tuple[Run, ...]]] = {}
+    found: dict[Conditions, dict[str, tuple[CaseResult, ...]]] = {}
     for case, run in results:
         runs = found.setdefault(case.conditions, {})
         runs[case.policy] = (*runs.get(case.policy, ()), run)
-    return tuple(Comparison(conditions, runs) for conditions, runs in found.items())
+    return tuple(
+        PolicyComparison(conditions, runs) for conditions, runs in found.items()
+    )
 
 
-def tables(comparisons: Sequence[Comparison]) -> Iterator[Table]:
+def tables(comparisons: Sequence[PolicyComparison]) -> Iterator[Table]:
     """Yield a table per conditions: means over the seeds, and ranges in brackets."""
     for comparison in comparisons:
         made = Table(
@@ -85,7 +88,7 @@ def tables(comparisons: Sequence[Comparison]) -> Iterator[Table]:
         yield made
 
 
-def _cells(comparison: Comparison, policy: str) -> Iterator[str]:
+def _cells(comparison: PolicyComparison, policy: str) -> Iterator[str]:
     def spread(measure: str) -> Spread:
         return comparison.spread(policy, measure)
 
@@ -98,11 +101,11 @@ def _cells(comparison: Comparison, policy: str) -> Iterator[str]:
     hits = comparison.hits_of_reference(policy)
     yield f"{spread('hit_share').mean:.1%}" if hits else "-"
     yield str(hits) if hits else "-"
-    for measure in ("evicted_blocks", "cap_events", "preemptions", "admissions"):
+    for measure in ("evicted_blocks", "over_cap_requests", "preemptions", "admissions"):
         yield f"{spread(measure).mean:,.0f}"
 
 
-def to_data(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+def to_data(comparisons: Sequence[PolicyComparison]) -> list[dict[str, Any]]:
     """Return everything as JSON values: per run, and over the seeds."""
     return [
         asdict(comparison.conditions)
