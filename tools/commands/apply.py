@@ -6,10 +6,11 @@ import click
 
 from tools.base import console
 from tools.base.outcome import Outcome, Report
+from tools.base.project import Project
 from tools.carry.identity import check
 from tools.cli.options import Settings, json_option
 from tools.source.fetch import GitRemote, Sdist
-from tools.tree.tree import Tree
+from tools.tree.tree import Applied, Tree
 
 
 @click.command("apply")
@@ -57,24 +58,23 @@ def command(
         if (url or file) and tree.repository.exists:
             check(tree, source)
         applied = tree.apply(source, drop=drop, relock=relock)
+    console.show(_report(project, applied), as_json)
+
+
+def _report(project: Project, applied: Applied) -> Report:
     verb = "is up to date" if applied.outcome is Outcome.UNCHANGED else "made"
-    details = (
-        (f"dropped edits are kept in {applied.dropped}",) if applied.dropped else ()
-    )
-    console.show(
-        Report(
-            "apply",
-            applied.outcome,
-            f"{project.tree} {verb}: {applied.patches} patches, "
-            f"commit {applied.commit[:12]}",
-            details=details,
-            data={
-                "tree": applied.tree,
-                "commit": applied.commit,
-                "patches": applied.patches,
-                "path": str(project.tree),
-                "dropped": str(applied.dropped) if applied.dropped else None,
-            },
-        ),
-        as_json,
+    dropped = applied.dropped
+    return Report(
+        "apply",
+        applied.outcome,
+        f"{project.tree} {verb}: {applied.patches} patches, "
+        f"commit {applied.commit[:12]}",
+        details=(f"dropped edits are kept in {dropped}",) if dropped else (),
+        data={
+            "tree": applied.tree,
+            "commit": applied.commit,
+            "patches": applied.patches,
+            "path": str(project.tree),
+            "dropped": str(dropped) if dropped else None,
+        },
     )

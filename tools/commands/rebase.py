@@ -1,5 +1,6 @@
 """`rebase`: carry the series to another release of upstream."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -58,25 +59,17 @@ def command(
     Example: python -m tools rebase 0.33.0
     """
     source = source_of(url, ref, file)
-    named = bool(target or source)
-    if (side and not target) or named == bool(action):
+    if (side and not target) or bool(target or source) == bool(action):
         raise click.UsageError(
             "name a release, or one of --continue, --skip, --abort and --status, or "
             "--take SIDE FILE"
         )
-    project = settings.project
-    with project.lock():
-        rebase = Rebase(project)
-        if action == "status":
-            report = _status(rebase)
-        elif action == "abort":
-            report = _aborted(rebase)
-        elif action == "skip":
-            report = _result(rebase, rebase.skip())
-        elif action == "continue":
-            report = _result(rebase, rebase.proceed())
+    with settings.project.lock():
+        rebase = Rebase(settings.project)
+        if action:
+            report = _ACTIONS[action](rebase)
         elif side and target:
-            report = _taken(rebase, rebase.take(side, target), side, target)
+            report = _taken(rebase, side, target)
         else:
             offer = not no_resolutions
             started = rebase.start(target or "", source=source, offer=offer)
@@ -137,7 +130,8 @@ def _result(rebase: Rebase, result: Journal | Finished) -> Report:
     )
 
 
-def _taken(rebase: Rebase, journal: Journal, side: str, name: str) -> Report:
+def _taken(rebase: Rebase, side: str, name: str) -> Report:
+    journal = rebase.take(side, name)
     return Report(
         "rebase",
         Outcome.DONE,
@@ -175,7 +169,7 @@ def _stopped(rebase: Rebase, journal: Journal, outcome: Outcome) -> Report:
 def _progress(journal: Journal) -> str:
     landed = sum(1 for entry in journal.done if entry.commit)
     dropped = len(journal.done) - landed
-    return f"{landed} patches landed, {dropped} dropped, of {len(journal.steps)}"
+    return f"{landed} patches landed, {dropped} dropped, of {len(journal.series)}"
 
 
 def _lines(journal: Journal) -> tuple[str, ...]:
@@ -216,3 +210,11 @@ def _data(journal: Journal) -> dict[str, object]:
         if stopped
         else None,
     }
+
+
+_ACTIONS: dict[str, Callable[[Rebase], Report]] = {
+    "status": _status,
+    "abort": _aborted,
+    "skip": lambda rebase: _result(rebase, rebase.skip()),
+    "continue": lambda rebase: _result(rebase, rebase.proceed()),
+}
