@@ -91,7 +91,8 @@ help: ## this list
 clean: ## all of build/ but the copies of dropped edits; not in the middle of a rebase
 	@if [ -e $(READY) ]; then $(TOOLS) clean; \
 	  elif [ -e build/rebase/journal.json ]; then \
-	    echo "a rebase is under way, with your edits in build/rebase" >&2; exit 1; \
+	    echo "a rebase is under way, with your edits in build/rebase: end it by" \
+	      "$(TOOLS) rebase --continue, or --abort, which keeps a copy" >&2; exit 1; \
 	  elif [ -e build/tree ]; then mkdir -p build/dropped && \
 	    mv build/tree "build/dropped/tree-$$(date +%s)"; fi
 	@[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name dropped \

@@ -132,15 +132,11 @@ class Repository:
             environment["GIT_INDEX_FILE"] = str(index)
         environment.update(env or {})
         options = [part for option in PINNED_OPTIONS for part in ("-c", option)]
+        folder = work_tree or self.path
+        where = (f"--git-dir={self.git_dir}", f"--work-tree={folder}")
         return run(
-            [
-                "git",
-                *options,
-                f"--git-dir={self.git_dir}",
-                f"--work-tree={work_tree or self.path}",
-                *args,
-            ],
-            cwd=work_tree or self.path,
+            ["git", *options, *where, *args],
+            cwd=folder,
             env=environment,
             stdin=stdin,
             check=check,

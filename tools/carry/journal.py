@@ -40,7 +40,7 @@ class Journal:
         inputs: Digest of pin, overlays and series at its start.
         old: The release that the series is on.
         new: The release that it goes to.
-        steps: Each patch file and its commit in the old tree, in order.
+        series: Each patch file and its commit in the old tree, in order.
         tip: The last commit of the new series so far.
         done: The patches that are done, in order.
         stopped: The patch that waits for the user.
@@ -51,7 +51,7 @@ class Journal:
     inputs: str
     old: Pin
     new: Pin
-    steps: tuple[tuple[str, str], ...]
+    series: tuple[tuple[str, str], ...]
     tip: str
     done: tuple[Entry, ...] = ()
     stopped: Carried | None = None
@@ -68,7 +68,7 @@ class Journal:
                 inputs=data["inputs"],
                 old=_pin(data["old"]),
                 new=_pin(data["new"]),
-                steps=tuple((name, commit) for name, commit in data["steps"]),
+                series=tuple((name, commit) for name, commit in data["series"]),
                 tip=data["tip"],
                 done=tuple(_entry(entry) for entry in data["done"]),
                 stopped=_carried(data["stopped"]) if data["stopped"] else None,
@@ -97,9 +97,9 @@ class Journal:
         return "stopped" if self.stopped else "replay"
 
     @property
-    def next_step(self) -> tuple[str, str] | None:
+    def next_patch(self) -> tuple[str, str] | None:
         """The patch that comes next, and its old commit."""
-        return self.steps[len(self.done)] if len(self.done) < len(self.steps) else None
+        return next(iter(self.series[len(self.done) :]), None)
 
     def with_entry(self, entry: Entry) -> "Journal":
         """Return the journal after one more patch."""

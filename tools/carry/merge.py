@@ -6,7 +6,6 @@ the functions around the changed lines decide.
 """
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from tools.base.errors import ToolError
@@ -17,36 +16,22 @@ from tools.carry.landing import Carried, Landing
 from tools.carry.unresolved import PLACE
 from tools.tree.hunk import Hunk, check_place
 from tools.tree.patch import Patch
+from tools.tree.placed import PlacedPatch
 from tools.tree.threeway import Conflict, Merged, three_way
 
 
-@dataclass(frozen=True)
-class Step:
-    """A patch and the commit that holds it in the old tree.
-
-    Args:
-        patch: The patch.
-        commit: Its commit; the parent is the state that it was made for.
-    """
-
-    patch: Patch
-    commit: str
-
-
-def carry(repository: Repository, step: Step, tip: str) -> Carried:
+def carry(repository: Repository, placed: PlacedPatch, tip: str) -> Carried:
     """Carry a patch to another tree.
 
     Args:
         repository: Where all objects are.
-        step: The patch.
+        placed: The patch, as the old release has it.
         tip: The new release with the patches before this one, as a tree.
 
     Returns:
         What became of it; nothing but objects is written.
     """
-    patch = step.patch
-    before = repository.tree_of(f"{step.commit}^")
-    after = repository.tree_of(step.commit)
+    patch, before, after = placed.patch, placed.before, placed.after
     merged = three_way(repository, before, tip, after)
     hunks = list(patch.hunks())
     if merged.conflicts:

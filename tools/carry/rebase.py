@@ -13,17 +13,17 @@ from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
 from tools.base.project import Project
 from tools.carry import resolutions
+from tools.carry.begin import begin
 from tools.carry.finish import Finished, finish, finished
-from tools.carry.identity import another
 from tools.carry.journal import Entry, Journal
 from tools.carry.landing import Carried, Landing
-from tools.carry.merge import Step, carry, solve
+from tools.carry.merge import carry, solve
 from tools.carry.stop import Stop
 from tools.source.fetch import GitRemote, Sdist
 from tools.tree import underway
-from tools.tree.compose import commit_patch, lay_overlays
-from tools.tree.inputs import Inputs
+from tools.tree.compose import commit_patch
 from tools.tree.patch import Patch
+from tools.tree.placed import PlacedPatch
 from tools.tree.tree import Tree
 
 
@@ -63,20 +63,7 @@ class Rebase:
         self._recover()
         underway.refuse(self.project)
         self._clear()
-        inputs = Inputs.read(self.project)
-        self.tree.apply(Sdist(self.project.cache))
-        state = self.tree.state
-        assert state
-        commits = self.tree.commits(state)
-        pin = another(self.tree, inputs.pin, version, source)
-        journal = Journal(
-            inputs.digest(),
-            inputs.pin,
-            pin,
-            tuple(zip(inputs.series.names, commits[1:], strict=True)),
-            lay_overlays(self.project, replace(inputs, pin=pin)),
-            offer=offer,
-        )
+        journal = begin(self.tree, version, source, offer)
         journal.write(self.project)
         return self._replay(journal)
 
@@ -155,13 +142,14 @@ class Rebase:
     def _replay(self, journal: Journal) -> Journal | Finished:
         stored = resolutions.read(self.project.patches) if journal.offer else {}
         stored |= self.stop.resolutions()
-        with console.step("carry the series", len(journal.steps)) as shown:
+        with console.step("carry the series", len(journal.series)) as shown:
             shown.advance(len(journal.done))
-            while journal.next_step:
-                name, commit = journal.next_step
+            while journal.next_patch:
+                name, commit = journal.next_patch
                 patch = self._patch(name)
                 tip = self.repository.tree_of(journal.tip)
-                found = carry(self.repository, Step(patch, commit), tip)
+                placed = PlacedPatch.of_commit(self.repository, patch, commit)
+                found = carry(self.repository, placed, tip)
                 entry = self._settle(journal, patch, found, stored)
                 if entry is None:
                     self.stop.lay_out(journal, found)

@@ -97,10 +97,10 @@ def _upstream_tests(repository: Repository, journal: Journal) -> list[str]:
     These import such a module and lie where `tests` mirrors its folder; tests that
     import it from elsewhere are too many to be run first.
     """
-    if not journal.steps:
+    if not journal.series:
         return []
     old, new = (base_reference(pin) for pin in (journal.old, journal.new))
-    first, last = journal.steps[0][1], journal.steps[-1][1]
+    first, last = journal.series[0][1], journal.series[-1][1]
     patched = repository.paths_between(f"{first}^", last)
     changed = repository.paths_between(old, new) & patched
     found = set()

@@ -195,8 +195,8 @@ class Stop:
         raise ToolError(Outcome.CONFLICT, f"{found[0]}{more}", tuple(steps), found)
 
     def _choice(self, journal: Journal) -> Choice:
-        assert journal.next_step
-        _, commit = journal.next_step
+        assert journal.next_patch
+        _, commit = journal.next_patch
         upstream, patch = map(self.work.tree_of, (journal.tip, commit))
         return Choice(self.work, upstream, patch, self._found(journal).tree)
 

@@ -10,7 +10,7 @@ from tools.carry.definitions import Definitions
 from tools.carry.identity import identified
 from tools.carry.landing import Landing
 from tools.carry.matrix import Cell, Column, Matrix
-from tools.carry.merge import Step, carry, solve
+from tools.carry.merge import carry, solve
 from tools.carry.name_drift import compare
 from tools.carry.releases import Releases
 from tools.carry.uses import Use, collect
@@ -20,6 +20,7 @@ from tools.tree import overlay
 from tools.tree.compose import base_reference, lay_overlays
 from tools.tree.inputs import Inputs
 from tools.tree.patch import Patch
+from tools.tree.placed import PlacedPatch
 from tools.tree.tree import Tree
 
 WORKERS = 2
@@ -64,14 +65,14 @@ class _Survey:
     Args:
         tree: The tree, whose repository has everything.
         inputs: The pinned release, the overlays and the series.
-        steps: The series.
+        placed: The patches of the series.
         uses: What the overlays use of upstream.
         stored: The stored resolutions.
     """
 
     tree: Tree
     inputs: Inputs
-    steps: tuple[Step, ...]
+    placed: tuple[PlacedPatch, ...]
     uses: list[Use]
     stored: dict[str, resolutions.Resolution]
 
@@ -81,12 +82,10 @@ class _Survey:
         state, project = tree.state, tree.project
         assert state
         pairs = zip(inputs.series.paths, tree.commits(state)[1:], strict=True)
-        steps = tuple(
-            Step(Patch.parse(path.name, path.read_bytes()), commit)
-            for path, commit in pairs
-        )
+        parsed = [(Patch.parse(p.name, p.read_bytes()), commit) for p, commit in pairs]
+        placed = tuple(PlacedPatch.of_commit(tree.repository, *one) for one in parsed)
         stored = resolutions.read(project.patches)
-        return cls(tree, inputs, steps, collect(project.root), stored)
+        return cls(tree, inputs, placed, collect(project.root), stored)
 
     def column(self, pin: Pin) -> Column:
         """Return where the series lands on one release, as a rebase would tell."""
@@ -99,17 +98,17 @@ class _Survey:
         inputs = replace(self.inputs, pin=pin, overlays=tuple(laid))
         tip = repository.tree_of(lay_overlays(self.tree.project, inputs))
         cells = []
-        for step in self.steps:
-            cell, tip = self._cell(step, tip)
+        for patch in self.placed:
+            cell, tip = self._cell(patch, tip)
             cells.append(cell)
         sides = (self.inputs.pin, pin)
         old, new = (Definitions(repository, base_reference(side)) for side in sides)
         names = tuple(compare(self.uses, old, new))
         return Column(pin.version, tuple(cells), names, replaced)
 
-    def _cell(self, step: Step, tip: str) -> tuple[Cell, str]:
+    def _cell(self, patch: PlacedPatch, tip: str) -> tuple[Cell, str]:
         """Return what becomes of a patch, and the tree that the next one meets."""
-        found = carry(self.tree.repository, step, tip)
+        found = carry(self.tree.repository, patch, tip)
         if not found.landing.stops:
             return Cell(found.landing, (), found.details), found.tree
         if solved := solve(self.tree.repository, found, self.stored):

@@ -70,21 +70,19 @@ def _source(
 
 
 def _report(project: Project, applied: Applied) -> Report:
+    dropped = applied.dropped
     verb = "is up to date" if applied.outcome is Outcome.UNCHANGED else "made"
-    details = (
-        (f"dropped edits are kept in {applied.dropped}",) if applied.dropped else ()
-    )
     return Report(
         "apply",
         applied.outcome,
         f"{project.tree} {verb}: {applied.patches} patches, "
         f"commit {applied.commit[:12]}",
-        details=details,
+        details=(f"dropped edits are kept in {dropped}",) if dropped else (),
         data={
             "tree": applied.tree,
             "commit": applied.commit,
             "patches": applied.patches,
             "path": str(project.tree),
-            "dropped": str(applied.dropped) if applied.dropped else None,
+            "dropped": str(dropped) if dropped else None,
         },
     )

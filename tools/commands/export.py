@@ -39,14 +39,14 @@ def command(settings: Settings, check: bool, force: bool, as_json: bool) -> None
         if changed and not force:
             _refuse(tree, check, changed)
         if not check:
-            done = rewrite(tree, "export", export.steps, len(export.steps))
+            done = rewrite(tree, "export", export.placed, len(export.placed))
             kept = done.kept if changed else ""
     outcome = Outcome.DONE if changed else Outcome.UNCHANGED
     console.show(
         Report(
             "export",
             outcome,
-            f"{len(export.steps)} patches, {len(changed)} files changed",
+            f"{len(export.placed)} patches, {len(changed)} files changed",
             details=(*changed, *(("what they replace is in " + kept,) if kept else ())),
             data={
                 "patches": [patch.name for patch in export.patches],

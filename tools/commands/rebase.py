@@ -1,5 +1,6 @@
 """`rebase`: carry the series to another release of upstream."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -58,8 +59,7 @@ def command(
     Example: python -m tools rebase 0.33.0
     """
     source = source_of(url, ref, file)
-    named = bool(target or source)
-    if (side and not target) or named == bool(action):
+    if (side and not target) or bool(target or source) == bool(action):
         raise click.UsageError(
             "name a release, or one of --continue, --skip, --abort and --status, or "
             "--take SIDE FILE"
@@ -67,23 +67,14 @@ def command(
     with settings.project.lock():
         rebase = Rebase(settings.project)
         if action:
-            report = _act(rebase, action)
+            report = _ACTIONS[action](rebase)
         elif side and target:
-            report = _taken(rebase, rebase.take(side, target), side, target)
+            report = _taken(rebase, side, target)
         else:
             started = rebase.start(target or "", source, offer=not no_resolutions)
             report = _result(rebase, started)
     console.show(report, as_json)
     click.get_current_context().exit(report.outcome.exit_code)
-
-
-def _act(rebase: Rebase, action: str) -> Report:
-    """Do what an option of its own stands for."""
-    if action == "status":
-        return _status(rebase)
-    if action == "abort":
-        return _aborted(rebase)
-    return _result(rebase, rebase.skip() if action == "skip" else rebase.proceed())
 
 
 def _status(rebase: Rebase) -> Report:
@@ -138,7 +129,8 @@ def _result(rebase: Rebase, result: Journal | Finished) -> Report:
     )
 
 
-def _taken(rebase: Rebase, journal: Journal, side: str, name: str) -> Report:
+def _taken(rebase: Rebase, side: str, name: str) -> Report:
+    journal = rebase.take(side, name)
     return Report(
         "rebase",
         Outcome.DONE,
@@ -176,7 +168,7 @@ def _stopped(rebase: Rebase, journal: Journal, outcome: Outcome) -> Report:
 def _progress(journal: Journal) -> str:
     landed = sum(1 for entry in journal.done if entry.commit)
     dropped = len(journal.done) - landed
-    return f"{landed} patches landed, {dropped} dropped, of {len(journal.steps)}"
+    return f"{landed} patches landed, {dropped} dropped, of {len(journal.series)}"
 
 
 def _lines(journal: Journal) -> tuple[str, ...]:
@@ -217,3 +209,11 @@ def _data(journal: Journal) -> dict[str, object]:
         if stopped
         else None,
     }
+
+
+_ACTIONS: dict[str, Callable[[Rebase], Report]] = {
+    "status": _status,
+    "abort": _aborted,
+    "skip": lambda rebase: _result(rebase, rebase.skip()),
+    "continue": lambda rebase: _result(rebase, rebase.proceed()),
+}

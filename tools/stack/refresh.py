@@ -10,10 +10,10 @@ from tools.stack.rewrite import Rewritten, rewrite
 from tools.stack.stack import Stack
 from tools.tree import overlay
 from tools.tree.edits import Snapshot
-from tools.tree.export import Step
 from tools.tree.folder import slug
 from tools.tree.header import BACKPORT, DEFAULTS, Header
 from tools.tree.patch import Patch
+from tools.tree.placed import PlacedPatch
 from tools.tree.transaction import Changes, File
 
 
@@ -99,7 +99,7 @@ def refresh(stack: Stack) -> Rewritten:
             the edits undo the patch.
     """
     edits = Edits.of(stack, "refresh")
-    steps = stack.steps
+    placed = list(stack.placed)
     if edits.upstream:
         if not stack.position:
             raise ToolError(
@@ -108,8 +108,8 @@ def refresh(stack: Stack) -> Rewritten:
                 ("Make one of them: python -m tools new SUBJECT",),
                 tuple(sorted(edits.upstream)[:10]),
             )
-        old = steps[stack.position - 1]
-        steps[stack.position - 1] = replace(
+        old = placed[stack.position - 1]
+        placed[stack.position - 1] = replace(
             old,
             patch=_dated(old.patch),
             after=edits.patched_tree(stack),
@@ -117,7 +117,7 @@ def refresh(stack: Stack) -> Rewritten:
     return rewrite(
         stack.tree,
         f"refresh {stack.top}",
-        steps,
+        placed,
         stack.position,
         edits.overlay_changes(stack),
         edits.snapshot,
@@ -150,13 +150,13 @@ def new(
         )
     origin = origin or (BACKPORT if author else DEFAULTS["Origin"])
     patch = header(stack, subject, description, author, origin)
-    steps = stack.steps
+    placed = list(stack.placed)
     before = stack.trees[stack.position]
-    steps.insert(stack.position, Step(patch, before, edits.patched_tree(stack)))
+    placed.insert(stack.position, PlacedPatch(patch, before, edits.patched_tree(stack)))
     return rewrite(
         stack.tree,
         f"new {patch.name}",
-        steps,
+        placed,
         stack.position + 1,
         edits.overlay_changes(stack),
         edits.snapshot,

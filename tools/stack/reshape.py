@@ -10,9 +10,10 @@ from tools.base.outcome import Outcome
 from tools.stack.refresh import header
 from tools.stack.rewrite import Rewritten, merge, rewrite
 from tools.stack.stack import Stack
-from tools.tree.export import Step
 from tools.tree.folder import slug
 from tools.tree.hunk import Hunk, split_lines
+from tools.tree.patch import Patch
+from tools.tree.placed import PlacedPatch
 
 
 def drop(stack: Stack, number: int) -> Rewritten:
@@ -25,13 +26,13 @@ def drop(stack: Stack, number: int) -> Rewritten:
     Raises:
         ToolError: A later patch needs it.
     """
-    steps = stack.steps
-    del steps[number - 1]
+    placed = list(stack.placed)
+    del placed[number - 1]
     commit = stack.commits[number][:12]
     return rewrite(
         stack.tree,
         f"drop {stack.names[number - 1]}",
-        steps,
+        placed,
         stack.position - (number <= stack.position),
         mend=_by_git(stack, f"rebase --onto {commit}^ {commit}"),
     )
@@ -43,16 +44,16 @@ def rename(stack: Stack, number: int, name: str) -> Rewritten:
     Raises:
         ToolError: The name has no letter or digit, or another patch has it.
     """
-    steps = stack.steps
-    old = steps[number - 1].patch
+    placed = list(stack.placed)
+    old = placed[number - 1].patch
     words = slug(re.sub(r"^\d{4}-|\.patch$", "", name))
     renamed = f"{old.name[:4]}-{words}.patch"
     if renamed != old.name and renamed in stack.names:
         raise ToolError(
             Outcome.USAGE, f"there is a {renamed} already", ("Choose another name",)
         )
-    steps[number - 1] = replace(steps[number - 1], patch=replace(old, name=renamed))
-    return rewrite(stack.tree, f"rename {old.name}", steps, stack.position)
+    placed[number - 1] = replace(placed[number - 1], patch=replace(old, name=renamed))
+    return rewrite(stack.tree, f"rename {old.name}", placed, stack.position)
 
 
 def split(
@@ -71,47 +72,47 @@ def split(
     Raises:
         ToolError: None or all of the patch is named, or a part is none of it.
     """
-    steps = stack.steps
-    step = steps[number - 1]
-    middle = _without(stack.repository, step, parts)
-    whole = step.patch.fields
+    placed = list(stack.placed)
+    old = placed[number - 1]
+    middle = _without(stack.repository, old, parts)
+    whole = old.patch.fields
     patch = header(stack, subject, description, whole["From"], whole["Origin"])
-    steps[number - 1 : number] = [
-        replace(step, after=middle),
-        Step(patch, middle, step.after),
+    placed[number - 1 : number] = [
+        replace(old, after=middle),
+        PlacedPatch(patch, middle, old.after),
     ]
     position = stack.position + (number <= stack.position)
-    return rewrite(stack.tree, f"split {step.patch.name}", steps, position)
+    return rewrite(stack.tree, f"split {old.patch.name}", placed, position)
 
 
-def _without(repository: Repository, step: Step, parts: tuple[str, ...]) -> str:
-    """Return the tree of a step without some of its files and hunks.
+def _without(repository: Repository, old: PlacedPatch, parts: tuple[str, ...]) -> str:
+    """Return the tree of a patch without some of its files and hunks.
 
     Raises:
         ToolError: All of them are named, or a part names none.
     """
-    paths = sorted(repository.paths_between(step.before, step.after))
+    paths = sorted(repository.paths_between(old.before, old.after))
     hunks: dict[str, dict[str, Hunk]] = {path: {} for path in paths}
-    for hunk in step.patch.hunks():
+    for hunk in old.patch.hunks():
         of_path = hunks[hunk.path]
         of_path[f"{hunk.path}:{len(of_path) + 1}"] = hunk
     names = [name for path, of_path in hunks.items() for name in (path, *of_path)]
     named = {part: {n for n in names if fnmatchcase(n, part)} for part in parts}
     chosen = set().union(*named.values())
-    tree, files = step.after, set()
+    tree, files = old.after, set()
     for path, of_path in hunks.items():
         stay = [hunk for name, hunk in of_path.items() if name not in chosen]
         if path in chosen or (of_path and not stay):
             files.add(path)
         elif len(stay) < len(of_path):
-            tree = _with_hunks(repository, step, tree, path, stay)
-    tree = repository.tree_with(tree, step.before, files)
+            tree = _with_hunks(repository, old, tree, path, stay)
+    tree = repository.tree_with(tree, old.before, files)
     unknown = [part for part, found in named.items() if not found]
-    if unknown or tree == step.before:
+    if unknown or tree == old.before:
         what = f"no part is named {unknown[0]} in" if unknown else "that is all of"
         raise ToolError(
             Outcome.USAGE,
-            f"{what} {step.patch.name}",
+            f"{what} {old.patch.name}",
             ("Name some of it",),
             tuple(names),
         )
@@ -119,10 +120,10 @@ def _without(repository: Repository, step: Step, parts: tuple[str, ...]) -> str:
 
 
 def _with_hunks(
-    repository: Repository, step: Step, tree: str, path: str, hunks: list[Hunk]
+    repository: Repository, old: PlacedPatch, tree: str, path: str, hunks: list[Hunk]
 ) -> str:
-    """Return a tree with the file as before a step, changed by some of its hunks."""
-    before = repository.git("cat-file", "blob", f"{step.before}:{path}").stdout
+    """Return a tree with the file as before a patch, changed by some of its hunks."""
+    before = repository.git("cat-file", "blob", f"{old.before}:{path}").stdout
     lines = split_lines(before)
     for hunk in reversed(hunks):
         first = hunk.start - 1
@@ -148,32 +149,29 @@ def fold(stack: Stack, number: int, into: int) -> Rewritten:
         raise ToolError(
             Outcome.USAGE, "a patch cannot be folded into itself", ("Name another one",)
         )
-    steps = stack.steps
-    gone, stays = steps[number - 1], steps[into - 1]
-    description = "\n\n".join(
-        part
-        for part in (
-            stays.patch.description,
-            gone.patch.fields["Subject"],
-            gone.patch.description,
-        )
-        if part
-    )
-    header = stays.patch.header.with_description(description)
-    patch = replace(stays.patch, header=header)
+    placed = list(stack.placed)
+    gone, stays = placed[number - 1], placed[into - 1]
+    patch = _described(stays.patch, gone.patch)
     mend = _by_git(stack, f"rebase --interactive {stack.state.overlays[:12]}")
     repository = stack.repository
     if into < number:
         after = merge(repository, gone, stays.after, mend)
-        steps[into - 1] = Step(patch, stays.before, after)
+        placed[into - 1] = PlacedPatch(patch, stays.before, after)
     else:
-        undo = Step(gone.patch, gone.after, gone.before)
+        undo = PlacedPatch(gone.patch, gone.after, gone.before)
         before = merge(repository, undo, stays.before, mend)
-        steps[into - 1] = Step(patch, before, stays.after)
-    del steps[number - 1]
+        placed[into - 1] = PlacedPatch(patch, before, stays.after)
+    del placed[number - 1]
     position = stack.position - (number <= stack.position)
     title = f"fold {gone.patch.name} into {patch.name}"
-    return rewrite(stack.tree, title, steps, position, mend=mend)
+    return rewrite(stack.tree, title, placed, position, mend=mend)
+
+
+def _described(patch: Patch, other: Patch) -> Patch:
+    """Return a patch whose description tells of another patch too."""
+    parts = (patch.description, other.fields["Subject"], other.description)
+    description = "\n\n".join(part for part in parts if part)
+    return replace(patch, header=patch.header.with_description(description))
 
 
 def _by_git(stack: Stack, command: str) -> tuple[str, ...]:

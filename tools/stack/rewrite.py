@@ -10,10 +10,11 @@ from tools.base.outcome import Outcome
 from tools.base.project import Project
 from tools.tree import underway
 from tools.tree.compose import compose, lay_overlays
-from tools.tree.export import Step, diff_between
+from tools.tree.export import diff_between
 from tools.tree.folder import files_of
 from tools.tree.inputs import Inputs, copy_inputs
 from tools.tree.patch import Patch
+from tools.tree.placed import PlacedPatch
 from tools.tree.scratch import scratch
 from tools.tree.state import State
 from tools.tree.threeway import three_way
@@ -49,7 +50,7 @@ class Rewritten:
 def rewrite(
     tree: Tree,
     title: str,
-    steps: Sequence[Step],
+    placed: Sequence[PlacedPatch],
     position: int,
     overlays: Changes | None = None,
     work_tree: str | None = None,
@@ -64,7 +65,7 @@ def rewrite(
     Args:
         tree: The tree; the caller holds the project's lock.
         title: The command and the patch that it is about, for people.
-        steps: The patches in their new order.
+        placed: The patches in their new order.
         position: How many of them the work tree will have.
         overlays: Changes of overlay files in their source folders.
         work_tree: A commit of what the work tree holds now; by default HEAD.
@@ -76,7 +77,7 @@ def rewrite(
     """
     project = tree.project
     underway.refuse(project)
-    new, changes = _composed(tree, steps, overlays or {}, mend)
+    new, changes = _composed(tree, placed, overlays or {}, mend)
     here = tree.commits(new)[position]
     tree.refuse_overwriting(here, work_tree)
     state = replace(new, position="" if here == new.commit else here)
@@ -85,7 +86,7 @@ def rewrite(
 
 
 def _composed(
-    tree: Tree, steps: Sequence[Step], overlays: Changes, mend: tuple[str, ...]
+    tree: Tree, placed: Sequence[PlacedPatch], overlays: Changes, mend: tuple[str, ...]
 ) -> tuple[State, Changes]:
     """Replay patches, and prove that their files give the same trees.
 
@@ -99,10 +100,10 @@ def _composed(
         write(overlays, folder)
         # The present patches may be broken; they are about to be replaced.
         laid = lay_overlays(project, Inputs.read(shadow, relock=True, series=False))
-        trees = _replay(repository, repository.tree_of(laid), steps, mend)
+        trees = _replay(repository, repository.tree_of(laid), placed, mend)
         patches = [
-            replace(step.patch, diff=diff_between(repository, before, after))
-            for step, before, after in zip(steps, trees, trees[1:], strict=False)
+            replace(one.patch, diff=diff_between(repository, before, after))
+            for one, before, after in zip(placed, trees, trees[1:], strict=False)
         ]
         series = _series_changes(project.patches, patches)
         write(series, folder)
@@ -118,41 +119,46 @@ def _composed(
 
 
 def _replay(
-    repository: Repository, base: str, steps: Sequence[Step], mend: tuple[str, ...]
+    repository: Repository,
+    base: str,
+    placed: Sequence[PlacedPatch],
+    mend: tuple[str, ...],
 ) -> list[str]:
-    """Return the tree ids of the base and after each step."""
+    """Return the tree ids of the base and after each patch."""
     trees = [base]
-    for step in steps:
-        tree = merge(repository, step, trees[-1], mend)
+    for one in placed:
+        tree = merge(repository, one, trees[-1], mend)
         if tree == trees[-1]:
             raise ToolError(
                 Outcome.BAD_PATCH,
-                f"{step.patch.name} would change nothing",
-                (f"Drop it: python -m tools drop {step.patch.name}",),
+                f"{one.patch.name} would change nothing",
+                (f"Drop it: python -m tools drop {one.patch.name}",),
             )
         trees.append(tree)
     return trees
 
 
-def merge(repository: Repository, step: Step, onto: str, mend: tuple[str, ...]) -> str:
-    """Return the tree with a step's change on top of another tree.
+def merge(
+    repository: Repository, placed: PlacedPatch, onto: str, mend: tuple[str, ...]
+) -> str:
+    """Return the tree with a patch on top of another tree.
 
     Args:
         repository: The repository.
-        step: The change.
+        placed: The patch.
         onto: Git tree id to make the change on.
         mend: What the user can do about a conflict.
 
     Raises:
         ToolError: There is a conflict.
     """
-    if step.before == onto:
-        return step.after
-    merged = three_way(repository, step.before, onto, step.after, renames=False)
+    if placed.before == onto:
+        return placed.after
+    merged = three_way(repository, placed.before, onto, placed.after, renames=False)
     if merged.conflicts:
         raise ToolError(
             Outcome.CONFLICT,
-            f"{step.patch.name} conflicts with the change; nothing was written",
+            f"{placed.patch.name} conflicts with the change; nothing was written",
             mend,
             tuple(f"conflict in {conflict.name}" for conflict in merged.conflicts),
         )

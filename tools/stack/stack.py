@@ -9,8 +9,8 @@ from tools.base.errors import ToolError
 from tools.base.git import Repository
 from tools.base.outcome import Outcome
 from tools.tree import underway
-from tools.tree.export import Step
 from tools.tree.patch import Patch
+from tools.tree.placed import PlacedPatch
 from tools.tree.series import Series
 from tools.tree.state import State
 from tools.tree.tree import Tree
@@ -86,14 +86,14 @@ class Stack:
         return tuple(self.repository.git("rev-parse", *wanted).text.split())
 
     @property
-    def steps(self) -> list[Step]:
+    def placed(self) -> tuple[PlacedPatch, ...]:
         """The patches with the trees that they were made from."""
-        return [
-            Step(patch, before, after)
+        return tuple(
+            PlacedPatch(patch, before, after)
             for patch, before, after in zip(
                 self.patches, self.trees, self.trees[1:], strict=False
             )
-        ]
+        )
 
     def find(self, query: str) -> int:
         """Return the place in the series, from 1, of the patch that a user means.

@@ -9,6 +9,7 @@ from tools.base.outcome import Outcome
 from tools.tree import overlay
 from tools.tree.folder import files_of, names_by_subject, slug
 from tools.tree.patch import Patch
+from tools.tree.placed import PlacedPatch
 from tools.tree.state import State
 from tools.tree.tree import Tree
 
@@ -30,25 +31,10 @@ _DIFF_OPTIONS = (
 
 
 @dataclass(frozen=True)
-class Step:
-    """A patch and what it was made from, so that it can be merged elsewhere.
-
-    Args:
-        patch: The patch.
-        before: Git tree id without it.
-        after: Git tree id with it.
-    """
-
-    patch: Patch
-    before: str
-    after: str
-
-
-@dataclass(frozen=True)
 class Export:
     """The patches that the tree's commits make."""
 
-    steps: tuple[Step, ...]
+    placed: tuple[PlacedPatch, ...]
 
     @classmethod
     def of(cls, tree: Tree, folder: Path) -> "Export":
@@ -107,7 +93,7 @@ class Export:
             )
         commits = repository.git("rev-list", "--reverse", span).text.split()
         names = names_by_subject(folder)
-        steps = []
+        placed = []
         for number, commit in enumerate(commits, start=1):
             shown = repository.git(
                 "show", "--no-patch", "--format=%T %P%n%an <%ae>%n%B", commit
@@ -121,8 +107,8 @@ class Export:
             diff = diff_between(repository, before, after)
             patch = Patch.from_commit(name, author, message, diff)
             _refuse_overlay_edits(repository, commit, tree.project.root)
-            steps.append(Step(patch, before, after))
-        return cls(tuple(steps))
+            placed.append(PlacedPatch(patch, before, after))
+        return cls(tuple(placed))
 
     def removed(self, folder: Path) -> list[str]:
         """Names of patches in the folder that the export has not."""
@@ -132,7 +118,7 @@ class Export:
     @property
     def patches(self) -> tuple[Patch, ...]:
         """The patches in order."""
-        return tuple(step.patch for step in self.steps)
+        return tuple(one.patch for one in self.placed)
 
     def differences(self, folder: Path) -> list[str]:
         """Names of files whose bytes differ, are missing, or are too many.
@@ -141,7 +127,7 @@ class Export:
             ToolError: The export is empty, which would delete the whole series, or
                 two patches would have one name.
         """
-        if not self.steps and any(folder.glob("*.patch")):
+        if not self.placed and any(folder.glob("*.patch")):
             raise ToolError(
                 Outcome.BAD_SERIES,
                 "the tree has no commits after the overlays; exporting it would "

@@ -70,9 +70,16 @@ class Status:
             return cls(
                 pin.version, pin.commit, "missing", (), names, under_way=under_way
             )
+        return cls._of_tree(tree, state, inputs, under_way)
+
+    @classmethod
+    def _of_tree(
+        cls, tree: Tree, state: State, inputs: Inputs, under_way: str
+    ) -> "Status":
+        """Look at a tree, and at how its inputs differ from those it was made of."""
         repository = tree.repository
         changed = _changed_overlays(tree, state, inputs)
-        made = names  # the patches that the tree was made of
+        made = inputs.series.names  # the patches that the tree was made of
         newer = ""
         mend: tuple[str, ...] = ()
         try:
@@ -86,8 +93,8 @@ class Status:
         position = tree.commits(state).index(state.here)
         ahead = repository.git("rev-list", "--count", f"{state.here}..HEAD").text
         return cls(
-            pin.version,
-            pin.commit,
+            inputs.pin.version,
+            inputs.pin.commit,
             _tree_word(state, inputs),
             made[:position],
             made[position:],

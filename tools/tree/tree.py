@@ -82,9 +82,8 @@ class Tree(WorkTree):
         else:
             self._check_lock(inputs.pin, tree)
         self.move(new)
-        return Applied(
-            Outcome.DONE, new.commit, tree, len(inputs.series.names), dropped
-        )
+        total = len(inputs.series.names)
+        return Applied(Outcome.DONE, new.commit, tree, total, dropped)
 
     def _applied_before(
         self, state: State, inputs: Inputs, dropped: Path | None
