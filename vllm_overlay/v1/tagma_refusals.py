@@ -48,9 +48,6 @@ class Refusal:
 
 
 _USE_PAGED = "Use --kv-cache-backend paged"
-# Requests that may hold one block. The engine counts to 32,767; the rest is for
-# references that connectors hold.
-_MOST_SEQS = 32_000
 
 
 def _offloads_lazily(settings: Any) -> bool:
@@ -79,12 +76,6 @@ REFUSALS = (
         "--prefill-context-parallel-size)",
         "its ranks interleave the tokens of a block",
         f"Set both sizes to 1. {_USE_PAGED} otherwise",
-    ),
-    Refusal(
-        lambda c: c.scheduler_config.max_num_seqs > _MOST_SEQS,
-        f"--max-num-seqs above {_MOST_SEQS:,}",
-        "so many requests could share a block, and are more than it counts",
-        f"Set it to {_MOST_SEQS} or less. {_USE_PAGED} otherwise",
     ),
     Refusal(
         lambda c: c.parallel_config.enable_elastic_ep,

@@ -169,10 +169,6 @@ REFUSED = {
         {"decode_context_parallel_size": 2, "tensor_parallel_size": 2},
         {"decode_context_parallel_size": 1, "tensor_parallel_size": 2},
     ),
-    "--max-num-seqs above": Refused(
-        {"max_num_seqs": 32_001, "max_num_batched_tokens": 32_001},
-        {"max_num_seqs": 32_000, "max_num_batched_tokens": 32_001},
-    ),
     "lazy offloading of a connector": Refused(
         {"kv_transfer_config": LAZY}, {"kv_transfer_config": EAGER}
     ),
@@ -241,6 +237,13 @@ def test_refused_option_is_named_with_advice_that_helps(
     make_config(model, **refused.args, kv_cache_backend="paged")
     if refused.followed is not None:
         make_config(model, **refused.followed)
+
+
+def test_requests_at_once_are_not_limited(model: str) -> None:
+    """However many share a block, the engine counts them."""
+    seqs = 100_000
+    config = make_config(model, max_num_seqs=seqs, max_num_batched_tokens=seqs)
+    assert config.scheduler_config.max_num_seqs == seqs
 
 
 def test_advice_for_a_runner_that_is_asked_for_helps(
