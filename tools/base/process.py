@@ -6,8 +6,8 @@ import shutil
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +18,7 @@ from tools.base.outcome import Outcome
 
 log = logging.getLogger(__name__)
 _inherited: list[int] = []
+_SHOWN = 20  # lines of a failed command
 
 
 @contextmanager
@@ -55,6 +56,32 @@ class Completed:
         return self.stderr.decode("utf-8", "replace").strip()
 
 
+def _sink(output: Path | None) -> AbstractContextManager[BinaryIO | int]:
+    """Return where the output of a program goes: to a file, or to us."""
+    return output.open("ab") if output else nullcontext(subprocess.PIPE)
+
+
+@contextmanager
+def _named(program: str) -> Iterator[None]:
+    """Name a program that is missing."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise _missing(program) from error
+
+
+def _failed(
+    argv: Sequence[str | Path], status: int, output: Path | None, last: Iterable[str]
+) -> ToolError:
+    """Return the error of a command that failed, with its last lines."""
+    return ToolError(
+        Outcome.COMMAND_FAILED,
+        f"{shlex.join(map(str, argv[:6]))} failed with status {status}",
+        (f"Read {output}",) if output else (),
+        tuple(last),
+    )
+
+
 def run(
     argv: Sequence[str | Path],
     *,
@@ -82,34 +109,21 @@ def run(
     args = tuple(str(arg) for arg in argv)
     log.debug("run %s (in %s)", shlex.join(args), cwd or Path.cwd())
     fault.point()
-    sink = output.open("ab") if output else None
-    try:
+    with _sink(output) as sink, _named(args[0]):
         done = subprocess.run(
             args,
             cwd=cwd,
             env=dict(env) if env is not None else None,
             input=stdin if stdin is not None else b"",
-            stdout=sink or subprocess.PIPE,
-            stderr=subprocess.STDOUT if sink else subprocess.PIPE,
+            stdout=sink,
+            stderr=subprocess.STDOUT if output else subprocess.PIPE,
             check=False,
             pass_fds=inherited_files(),
         )
-    except FileNotFoundError as error:
-        raise _missing(args[0]) from error
-    finally:
-        if sink:
-            sink.close()
     result = Completed(args, done.returncode, done.stdout or b"", done.stderr or b"")
     if check and result.status != 0:
-        last = (result.error_text or result.text).splitlines()[-20:]
-        name = shlex.join(map(str, (shown or args)[:6]))
-        steps = (f"Read {output}",) if output else ()
-        raise ToolError(
-            Outcome.COMMAND_FAILED,
-            f"{name} failed with status {result.status}",
-            steps,
-            tuple(last),
-        )
+        last = (result.error_text or result.text).splitlines()[-_SHOWN:]
+        raise _failed(shown or args, result.status, output, last)
     return result
 
 
@@ -165,8 +179,8 @@ def run_watched(
     args = [str(arg) for arg in argv]
     log.debug("watch %s (in %s)", shlex.join(args), cwd or Path.cwd())
     output.parent.mkdir(parents=True, exist_ok=True)
-    last: deque[str] = deque(maxlen=20)
-    try:
+    last: deque[str] = deque(maxlen=_SHOWN)
+    with _named(args[0]):
         process = subprocess.Popen(
             args,
             cwd=cwd,
@@ -177,8 +191,6 @@ def run_watched(
             text=True,
             errors="replace",
         )
-    except FileNotFoundError as error:
-        raise _missing(args[0]) from error
     with process, output.open("w", encoding="utf-8") as sink:
         assert process.stdout
         for line in process.stdout:
@@ -186,12 +198,7 @@ def run_watched(
             last.append(line.rstrip("\n"))
             on_line(line)
     if process.returncode != 0:
-        raise ToolError(
-            Outcome.COMMAND_FAILED,
-            f"{shlex.join(args[:6])} failed with status {process.returncode}",
-            (f"Read {output}",),
-            tuple(last),
-        )
+        raise _failed(args, process.returncode, output, last)
 
 
 def start(
