@@ -13,27 +13,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tools.base import fault
+from tools.base.descriptors import inherited_files
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
 
 log = logging.getLogger(__name__)
-_inherited: list[int] = []
 _SHOWN = 20  # lines of a failed command
-
-
-@contextmanager
-def inherited(descriptor: int) -> Iterator[None]:
-    """Let every program that `run` starts in the block hold a file open."""
-    _inherited.append(descriptor)
-    try:
-        yield
-    finally:
-        _inherited.remove(descriptor)
-
-
-def inherited_files() -> tuple[int, ...]:
-    """Return what a program started now would hold open."""
-    return tuple(_inherited)
 
 
 @dataclass(frozen=True)
@@ -54,6 +39,18 @@ class Completed:
     def error_text(self) -> str:
         """Standard error as text, without surrounding white space."""
         return self.stderr.decode("utf-8", "replace").strip()
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The end of what it said of an error, or else of its output."""
+        return (self.error_text or self.text).splitlines()[-_SHOWN:]
+
+
+def _logged(verb: str, argv: Sequence[str | Path], cwd: Path | None) -> tuple[str, ...]:
+    """Return a command as words, after a line about it in the log."""
+    args = tuple(map(str, argv))
+    log.debug("%s %s (in %s)", verb, shlex.join(args), cwd or Path.cwd())
+    return args
 
 
 def _sink(output: Path | None) -> AbstractContextManager[BinaryIO | int]:
@@ -106,24 +103,21 @@ def run(
     Raises:
         ToolError: The program is missing, or failed and `check` is set.
     """
-    args = tuple(str(arg) for arg in argv)
-    log.debug("run %s (in %s)", shlex.join(args), cwd or Path.cwd())
+    args = _logged("run", argv, cwd)
     fault.point()
     with _sink(output) as sink, _named(args[0]):
         done = subprocess.run(
             args,
             cwd=cwd,
-            env=dict(env) if env is not None else None,
-            input=stdin if stdin is not None else b"",
+            env=env,
+            input=stdin or b"",
             stdout=sink,
             stderr=subprocess.STDOUT if output else subprocess.PIPE,
-            check=False,
             pass_fds=inherited_files(),
         )
     result = Completed(args, done.returncode, done.stdout or b"", done.stderr or b"")
     if check and result.status != 0:
-        last = (result.error_text or result.text).splitlines()[-_SHOWN:]
-        raise _failed(shown or args, result.status, output, last)
+        raise _failed(shown or args, result.status, output, result.last_lines)
     return result
 
 
@@ -142,12 +136,11 @@ def run_visibly(
         env: The whole environment of the process; None inherits ours.
         to_stderr: Send its standard output to our standard error.
     """
-    args = [str(arg) for arg in argv]
-    log.debug("run visibly %s (in %s)", shlex.join(args), cwd or Path.cwd())
+    args = _logged("run visibly", argv, cwd)
     return subprocess.run(
         args,
         cwd=cwd,
-        env=dict(env) if env is not None else None,
+        env=env,
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr if to_stderr else None,
         check=False,
@@ -176,29 +169,36 @@ def run_watched(
     Raises:
         ToolError: The program is missing or failed.
     """
-    args = [str(arg) for arg in argv]
-    log.debug("watch %s (in %s)", shlex.join(args), cwd or Path.cwd())
-    output.parent.mkdir(parents=True, exist_ok=True)
-    last: deque[str] = deque(maxlen=_SHOWN)
+    args = _logged("watch", argv, cwd)
     with _named(args[0]):
         process = subprocess.Popen(
             args,
             cwd=cwd,
-            env=dict(env) if env is not None else None,
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
         )
+    last = _follow(process, output, on_line)
+    if process.returncode != 0:
+        raise _failed(args, process.returncode, output, last)
+
+
+def _follow(
+    process: subprocess.Popen[str], output: Path, on_line: Callable[[str], None]
+) -> deque[str]:
+    """Pass on what a process writes until it ends; return the last lines."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    last: deque[str] = deque(maxlen=_SHOWN)
     with process, output.open("w", encoding="utf-8") as sink:
         assert process.stdout
         for line in process.stdout:
             sink.write(line)
             last.append(line.rstrip("\n"))
             on_line(line)
-    if process.returncode != 0:
-        raise _failed(args, process.returncode, output, last)
+    return last
 
 
 def start(
@@ -212,8 +212,7 @@ def start(
 
     A session of its own lets the caller end the program with all its children.
     """
-    args = [str(arg) for arg in argv]
-    log.debug("start %s (in %s)", shlex.join(args), cwd or Path.cwd())
+    args = _logged("start", argv, cwd)
     opened = output.open("wb") if isinstance(output, Path) else nullcontext(output)
     with opened as sink:
         return subprocess.Popen(

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.base.descriptors import inherited
 from tools.base.errors import ToolError
 from tools.base.git import without_git
 from tools.base.outcome import Outcome
-from tools.base.process import inherited, run
+from tools.base.process import run
 
 # The checkout that holds these tools.
 CHECKOUT = Path(__file__).parents[2]
