@@ -8,6 +8,7 @@ from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.cli.group import Settings, json_option
 from tools.source.source import GitRemote, Sdist, Source
+from tools.tree import merge_driver
 from tools.tree.tree import Tree
 
 
@@ -53,6 +54,8 @@ def command(
     source: Source = GitRemote(url, commit) if url else Sdist(project.cache, file)
     with project.lock():
         applied = Tree(project).apply(source, drop=drop, relock=relock)
+    if news := merge_driver.offer(project):
+        console.note(news)
     verb = "is up to date" if applied.outcome is Outcome.UNCHANGED else "made"
     details = (
         (f"dropped edits are kept in {applied.dropped}",) if applied.dropped else ()
