@@ -142,8 +142,7 @@ PyObject* raise(AllocatorObject* self, const Result& result,
       return PyErr_Format(self->state->out_of_blocks_error,
                           "%lld blocks (alignment %d) are needed, %lld of %d "
                           "are free or cache-only; release a request and retry",
-                          asked, engine.alignment(), value,
-                          engine.num_blocks());
+                          asked, 1, value, engine.num_blocks());
     case Status::kNoExtent:
       return PyErr_Format(self->state->out_of_blocks_error,
                           "no %lld contiguous blocks: the longest stretch that "
@@ -533,11 +532,9 @@ PyObject* allocator_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
                         "num_blocks must be in [1, %d], got %zd", kMaxBlocks,
                         num_blocks);
   }
-  if (alignment < 1 || num_blocks % alignment != 0) {
-    return PyErr_Format(PyExc_ValueError,
-                        "alignment must be at least 1 and divide num_blocks "
-                        "(%zd), got %zd; round num_blocks down to a multiple",
-                        num_blocks, alignment);
+  if (alignment != 1) {
+    return PyErr_Format(PyExc_ValueError, "alignment must be 1, got %zd",
+                        alignment);
   }
   if (max_ranges < 0 || max_ranges > kMaxBlocks) {
     return PyErr_Format(PyExc_ValueError,
@@ -554,8 +551,7 @@ PyObject* allocator_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject* ready = guarded([&]() -> PyObject* {
     as_allocator(self)->state = state;
     as_allocator(self)->engine = new KVAllocator(
-        static_cast<int32_t>(num_blocks), static_cast<int32_t>(alignment),
-        static_cast<int32_t>(max_ranges));
+        static_cast<int32_t>(num_blocks), static_cast<int32_t>(max_ranges));
     return self;
   });
   if (ready == nullptr) {
@@ -801,7 +797,7 @@ PyObject* allocator_stats(PyObject* self, PyObject*) {
       {"largest_extent", stats.largest_extent},
       {"requests", stats.requests},
       {"spills", stats.spills},
-      {"window_evictions", stats.window_evictions},
+      {"block_copies", stats.block_copies},
       {"evicted_blocks", stats.evicted_blocks},
       {"cap_events", stats.cap_events},
   };
@@ -944,7 +940,7 @@ PyMethodDef allocator_methods[] = {
      "free ones), largest_extent, requests (number with ranges) and\n"
      "ranges_per_request (number of requests by their number of ranges).\n"
      "Since the pool was made: spills (growths that needed a further range),\n"
-     "window_evictions (ranges for which cached blocks were evicted),\n"
+     "block_copies (that the workers were told to make),\n"
      "evicted_blocks, cap_events (calls that failed for max_ranges).\n"
      "O(1)."},
     {"acquire", as_method(allocator_acquire), METH_FASTCALL,
@@ -1030,8 +1026,6 @@ PyGetSetDef allocator_getset[] = {
      nullptr},
     {"max_ranges", allocator_get<&KVAllocator::max_ranges>, nullptr,
      "Most ranges that a request may have; 0 means no cap.", nullptr},
-    {"alignment", allocator_get<&KVAllocator::alignment>, nullptr,
-     "What starts and counts are multiples of, in blocks.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
