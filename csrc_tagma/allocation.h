@@ -64,6 +64,10 @@ class Allocation {
     in_front_ = count - static_cast<int32_t>(evicted_.size());
   }
 
+  // After all is taken: finds places for what has to leave. Returns whether
+  // there are enough; without moves there always are.
+  bool place_displaced() { return relocation_.place_displaced(); }
+
   // Takes one range, or returns the longest that there is.
   Range take_one(int32_t count, int32_t copies) {
     Range range = search_.find({count, 0, 0, copies}).range;

@@ -30,6 +30,9 @@ class Fence {
   void process(int32_t step) { processed_ = step; }
 
   void note_hashed(int32_t block) { hashed_[block] = scheduled_; }
+  // Whether to keep copies out of blocks that were given back just now.
+  void watch_freed(bool watches) { watches_freed_ = watches; }
+  bool watches_freed() const { return watches_freed_; }
   void note_freed(Range range) {
     for (int32_t b = range.start; b < range.end(); ++b) {
       freed_[b] = scheduled_ + 1;
@@ -42,12 +45,13 @@ class Fence {
     return hashed_[block] <= processed_;
   }
   bool may_be_copied_to(int32_t block) const {
-    return freed_[block] <= processed_;
+    return !watches_freed_ || freed_[block] <= processed_;
   }
 
  private:
   BlockArray<int32_t> hashed_;  // The step that set the block's hash.
   BlockArray<int32_t> freed_;   // The first step after it was given back.
+  bool watches_freed_ = false;
   int32_t scheduled_ = 0;
   int32_t processed_ = 0;
 };

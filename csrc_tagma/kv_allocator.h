@@ -112,6 +112,10 @@ class KVAllocator {
   // What is left of them for this step's further admissions.
   int32_t copies_left() const { return copies_left_; }
 
+  // Keeps copies out of blocks that were given back since the last step that
+  // has been processed: somebody reads them, and is not told of copies.
+  void keep_copies_from_freed(bool keep) { states_.fence.watch_freed(keep); }
+
   // A step is being scheduled. Returns its number, which counts from one.
   int32_t begin_step() {
     copies_left_ = Placement::copies_a_step(copy_bound_);
@@ -152,7 +156,12 @@ class KVAllocator {
     const auto n = static_cast<int32_t>(count);
     reserve_evicted(n);
     begin(n);
-    const Range window = allocation_.take_one(n, most_copies());
+    Range window = allocation_.take_one(n, most_copies());
+    if (!allocation_.place_displaced()) {
+      allocation_.cancel();
+      allocation_.begin(n);
+      window = allocation_.take_one(n, 0);
+    }
     if (window.count < n) {
       allocation_.cancel();
       return {Status::kNoExtent, window.count};
@@ -483,21 +492,25 @@ class KVAllocator {
         request->empty() ? kNoBlock : request->ranges_.back().end() - 1;
     const Headroom::Demand demand =
         last == kNoBlock ? Headroom::Demand{} : headroom_.withdraw(last);
+    begin(n);
+    plan(*request, n);
+    bool is_done = may_commit(*request);
+    for (const int32_t copies : {most_copies(), 0}) {
+      if (!is_done) {
+        allocation_.cancel();
+        allocation_.begin(n);
+        allocation_.take_fewest(*request, n, copies);
+        is_done = may_commit(*request);
+      }
+    }
+    const size_t ranges = allocation_.num_ranges(*request);
     const auto cancel = [&] {
       allocation_.cancel();
       if (last != kNoBlock) {
         headroom_.restore(last, demand);
       }
     };
-    begin(n);
-    plan(*request, n);
-    if (exceeds_cap(allocation_.num_ranges(*request))) {
-      allocation_.cancel();
-      allocation_.begin(n);
-      allocation_.take_fewest(*request, n, most_copies());
-    }
-    if (const size_t ranges = allocation_.num_ranges(*request);
-        exceeds_cap(ranges)) {
+    if (!is_done) {
       cancel();
       ++stats_.cap_events;
       return {Status::kRangeCap, static_cast<int64_t>(ranges)};
@@ -521,6 +534,12 @@ class KVAllocator {
                     request->expected_);
     track(request);
     return {};
+  }
+
+  // Whether what was taken stays below the cap and can be made room in.
+  bool may_commit(const RangeList& request) {
+    return !exceeds_cap(allocation_.num_ranges(request)) &&
+           allocation_.place_displaced();
   }
 
   // Takes blocks for `request` as the placement has it.
@@ -697,6 +716,9 @@ class KVAllocator {
   // the last one first.
   [[gnu::noinline]] void let_go(Range range) {
     (void)headroom_.withdraw(range.end() - 1);
+    if (states_.fence.watches_freed()) {
+      states_.fence.note_freed(range);
+    }
     while (range.count > 0) {
       const int32_t alike = refs().alike_to(range);
       range.count -= alike;

@@ -55,7 +55,8 @@ struct BlockStates {
 
 // The moves of one allocation. First the windows are taken: from then on what
 // was cached in them is displaced and what is gathered lies nowhere. Then
-// displaced blocks are given other places, and everything moves at once.
+// displaced blocks are given other places, and everything moves at once. Up to
+// then all can be undone.
 class Relocation {
  public:
   Relocation(int32_t num_blocks, BlockStates* states, Runs* runs,
@@ -67,6 +68,7 @@ class Relocation {
         landings_(num_blocks),
         order_(num_blocks + 1) {
     taken_.reserve(num_blocks);
+    placed_.reserve(num_blocks);
     lifted_.reserve(num_blocks);
     displaced_.reserve(num_blocks);
     moves_.reserve(num_blocks);
@@ -92,23 +94,27 @@ class Relocation {
   }
   void land(Range from, int32_t to) {
     if (from.start != to) {
+      may_land_ &= num_open({to, from.count}) == from.count;
       add_move(from, to);
     }
   }
 
-  // Gives displaced blocks other places, and makes all moves. Returns how many.
-  int32_t settle() {
+  // Gives displaced blocks other places. Returns whether there are enough that
+  // may be copied to.
+  bool place_displaced() {
     std::sort(displaced_.begin(), displaced_.end(),
               [](const Range& a, const Range& b) {
                 return a.count != b.count ? a.count > b.count
                                           : a.start < b.start;
               });
-    for (const Range& piece : displaced_) {
-      place(piece);
-    }
-    for (const Copy& move : moves_) {
-      landings_[move.from] = 0;
-    }
+    return may_land_ &&
+           std::all_of(displaced_.begin(), displaced_.end(),
+                       [this](Range piece) { return place(piece); });
+  }
+
+  // Makes all moves. Returns how many.
+  int32_t settle() {
+    clear_landings();
     make_moves();
     const auto count = static_cast<int32_t>(moves_.size());
     forget();
@@ -117,6 +123,9 @@ class Relocation {
 
   // Undoes everything since the last settle().
   void cancel() {
+    for (const Range& range : placed_) {
+      runs_.clear(range);
+    }
     for (const Range& window : taken_) {
       runs_.add_empty(window);
     }
@@ -126,14 +135,20 @@ class Relocation {
     for (const Range& range : lifted_) {
       runs_.take(range, [](Range) {});
     }
-    for (const Copy& move : moves_) {
-      landings_[move.from] = 0;
-    }
+    clear_landings();
     forget();
   }
 
  private:
+  void clear_landings() {
+    for (const Copy& move : moves_) {
+      landings_[move.from] = 0;
+    }
+  }
+
   void forget() {
+    may_land_ = true;
+    placed_.clear();
     taken_.clear();
     lifted_.clear();
     displaced_.clear();
@@ -165,37 +180,68 @@ class Relocation {
     }
   }
 
-  void place(Range piece) {
+  bool place(Range piece) {
     while (piece.count > 0) {
       Range place = place_behind(piece);
       if (place.count == 0) {
         place = place_for(piece.count);
       }
+      if (place.count == 0) {
+        return false;
+      }
       runs_.fill(place);
+      placed_.push_back(place);
       add_move({piece.start, place.count}, place.start);
       piece = {piece.start + place.count, piece.count - place.count};
     }
+    return true;
   }
 
-  // Empty blocks right behind what the piece builds on, enough of it.
-  Range place_behind(Range piece) const {
-    constexpr int32_t kEnough = 4;
-    const int32_t before = states_.residency.after(piece.start);
-    if (before == kNoBlock || landing_of(before) + 1 >= spare_) {
-      return {0, 0};
+  // How many blocks at the begin of `range` may be copied to.
+  int32_t num_open(Range range) const {
+    if (!states_.fence.watches_freed()) {
+      return range.count;
     }
-    const int32_t start = landing_of(before) + 1;
-    if (runs_.run_of(start).count == 0 || runs_.is_cached(start)) {
+    int32_t count = 0;
+    while (count < range.count &&
+           states_.fence.may_be_copied_to(range.start + count)) {
+      ++count;
+    }
+    return count;
+  }
+
+  // The first `count` blocks of `hole` that follow each other and may be copied
+  // to, or the most that do.
+  Range open_in(Range hole, int32_t count) const {
+    Range most{0, 0};
+    for (int32_t b = hole.start; b < hole.end() && most.count < count; ++b) {
+      const Range open{b, num_open({b, std::min(count, hole.end() - b)})};
+      if (open.count > most.count) {
+        most = open;
+      }
+      b = open.end();
+    }
+    return most;
+  }
+
+  // Empty blocks right behind what the piece builds on, if there are any.
+  Range place_behind(Range piece) const {
+    const int32_t before = states_.residency.after(piece.start);
+    const int32_t start = before == kNoBlock ? spare_ : landing_of(before) + 1;
+    if (start >= spare_ || runs_.run_of(start).count == 0 ||
+        runs_.is_cached(start)) {
       return {0, 0};
     }
     const int32_t room = runs_.hole_of(start).end() - start;
-    const int32_t count = std::min(piece.count, room);
-    return {start, count >= std::min(piece.count, kEnough) ? count : 0};
+    return {start, num_open({start, std::min(piece.count, room)})};
   }
 
   // The shortest hole that holds `count` blocks, or else the longest; if there
   // is a choice, none that is the headroom of a request.
   Range place_for(int32_t count) const {
+    if (states_.fence.watches_freed()) {
+      return open_place_for(count);
+    }
     const ExtentSet& holes = runs_.holes();
     Range fit{0, 0};
     ExtentSet::Cursor at = holes.bottom(count);
@@ -225,6 +271,24 @@ class Relocation {
     return {hole.start, std::min(hole.count, count)};
   }
 
+  // The same among blocks that may be copied to, whosever headroom they are.
+  Range open_place_for(int32_t count) const {
+    const ExtentSet& holes = runs_.holes();
+    Range most{0, 0};
+    ExtentSet::Cursor at = holes.top();
+    for (int i = 0; i < Placement::kPlaces && !at.at_end();
+         ++i, at = holes.after(at)) {
+      const Range open = open_in(holes.at(at), count);
+      if (open.count > most.count) {
+        most = open;
+      }
+      if (most.count == count) {
+        break;
+      }
+    }
+    return most;
+  }
+
   void make_moves() {
     size_t ordered = moves_.size();
     if (!lifted_.empty()) {
@@ -250,11 +314,13 @@ class Relocation {
   Runs& runs_;
   const Headroom& headroom_;
   std::vector<Range> taken_;
+  std::vector<Range> placed_;
   std::vector<Range> lifted_;
   std::vector<Range> displaced_;
   std::vector<Copy> moves_;
   BlockArray<int32_t> landings_;  // Plus one, by where the content was.
   CopyOrder order_;
+  bool may_land_ = true;
 };
 
 }  // namespace vllm::tagma

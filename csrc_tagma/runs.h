@@ -30,7 +30,9 @@ class Runs {
   const ExtentSet& holes() const { return holes_; }
   int32_t num_empty() const { return holes_.num_blocks(); }
   bool is_cached(int32_t block) const { return cached_.contains(block); }
-  int32_t num_cached(Range range) const { return cached_.count(range); }
+  int32_t num_cached(Range range) const {
+    return cached_.size() == 0 ? 0 : cached_.count(range);
+  }
 
   // How many blocks from `block` on are in its run or hole, which must begin
   // there; 0 if none does.

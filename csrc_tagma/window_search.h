@@ -45,10 +45,10 @@ class WindowSearch {
     ++num_searches_;
     best_ = Window();
     score_ = std::numeric_limits<float>::infinity();
+    look_at_holes(wish);
     if (wish.copies > 0) {
       look_at_runs(wish);
     }
-    look_at_holes(wish);
     return best_;
   }
 
@@ -74,38 +74,32 @@ class WindowSearch {
  private:
   static int32_t length_of(const Wish& wish) { return wish.count + wish.later; }
 
-  void look_at_runs(const Wish& wish) {
-    const int32_t length = length_of(wish);
-    ExtentSet::Cursor at = runs_.runs().top();
-    for (int i = 0; i < Placement::kRuns && !at.at_end();
-         ++i, at = runs_.runs().after(at)) {
-      const int32_t longest = ExtentSet::max_length(at.size_class);
-      if (!may_win(std::min(longest, length), 0)) {
-        break;  // Nor may any that is shorter.
-      }
-      const Range run = runs_.runs().at(at);
-      look_at_stretch(run, headroom_.reserved_before(run.start), wish);
-    }
-  }
-
   void look_at_holes(const Wish& wish) {
     const int32_t length = length_of(wish);
+    Range run{0, 0};
+    int32_t reserved = 0;
     ExtentSet::Cursor at = runs_.holes().top();
     for (int i = 0; i < Placement::kHoles && !at.at_end();
          ++i, at = runs_.holes().after(at)) {
-      const int32_t longest = ExtentSet::max_length(at.size_class);
+      if (is_good(wish, Placement::kCheap) ||
+          (wish.copies <= 0 && !may_win(at, length))) {
+        return;
+      }
       const Range hole = runs_.holes().at(at);
-      const Range run = runs_.run_of(hole.start);
-      const int32_t reserved = headroom_.reserved_before(run.start);
+      const bool is_other_run =
+          hole.start < run.start || hole.start >= run.end();
+      if (is_other_run) {
+        run = runs_.run_of(hole.start);
+        reserved = headroom_.reserved_before(run.start);
+      }
       if (wish.copies <= 0) {
-        if (!may_win(std::min(longest, length), 0)) {
-          break;
-        }
         look_at_stretch(hole, hole.start == run.start ? reserved : 0, wish);
         continue;
       }
-      if (run.count >= length) {
+      if (is_other_run) {
         look_at_stretch(run, reserved, wish);
+      }
+      if (run.count >= length && hole.count < run.count) {
         consider(run, {hole.start, length}, reserved, wish);
         consider(run, {hole.end() - length, length}, reserved, wish);
       }
@@ -116,6 +110,33 @@ class WindowSearch {
         consider(run, {hole.start, std::min(most, wish.count)}, reserved, wish);
       }
     }
+  }
+
+  // Those without a hole, in which all has to be copied: the first one with
+  // room for all is as good as any.
+  void look_at_runs(const Wish& wish) {
+    const int32_t length = length_of(wish);
+    ExtentSet::Cursor at = runs_.runs().top();
+    for (int i = 0; i < Placement::kRuns && !at.at_end();
+         ++i, at = runs_.runs().after(at)) {
+      if (is_good(wish, static_cast<float>(length) + Placement::kCheap) ||
+          !may_win(at, length)) {
+        return;
+      }
+      const Range run = runs_.runs().at(at);
+      look_at_stretch(run, headroom_.reserved_before(run.start), wish);
+    }
+  }
+
+  // Whether the best window has room for all and costs less than `most`.
+  bool is_good(const Wish& wish, float most) const {
+    return best_.range.count == length_of(wish) && best_.cost < most;
+  }
+
+  // Whether a run or hole at `at` may have a better window than the best.
+  bool may_win(ExtentSet::Cursor at, int32_t length) const {
+    const int32_t longest = ExtentSet::max_length(at.size_class);
+    return Placement::score(0, std::min(longest, length)) < score_;
   }
 
   // Windows at the ends of a run or hole, and so that its slack is shared.
@@ -132,11 +153,16 @@ class WindowSearch {
       }
       return;
     }
-    const int64_t shared =
-        int64_t{slack} * reserved / (int64_t{reserved} + std::max(wish.own, 1));
-    for (const int32_t before :
-         {0, slack, std::min(reserved, slack),
-          slack - std::min(wish.own, slack), static_cast<int32_t>(shared)}) {
+    // Where plenty is empty, the requests on both sides share it.
+    const int64_t wanted = int64_t{reserved} + wish.own;
+    if (wanted > 0 && slack >= Placement::kPlenty * wanted &&
+        runs_.hole_from(run.start) == run.count) {
+      const auto before = static_cast<int32_t>(slack * reserved / wanted);
+      consider(run, {run.start + before, length}, reserved, wish);
+      return;
+    }
+    for (const int32_t before : {0, slack, std::min(reserved, slack),
+                                 slack - std::min(wish.own, slack)}) {
       consider(run, {run.start + before, length}, reserved, wish);
     }
   }
@@ -166,12 +192,6 @@ class WindowSearch {
     return static_cast<float>(copies) + static_cast<float>(later) +
            Placement::room_cost(range.start - run.start, reserved) +
            Placement::room_cost(run.end() - range.end(), wish.own);
-  }
-
-  // Whether a window of `count` blocks can be better than the best, if it costs
-  // just `cost`.
-  bool may_win(int32_t count, float cost) const {
-    return Placement::score(cost, count) < score_;
   }
 
   const Runs& runs_;
