@@ -188,7 +188,7 @@ class KVAllocator {
       return {Status::kRangeCap, static_cast<int64_t>(ranges)};
     }
     request->reserve(blocks.num_ranges());
-    const Result retained = retain(blocks);
+    const Result retained = add_references(blocks, false);
     if (!retained.ok()) {
       return retained;
     }
@@ -200,20 +200,10 @@ class KVAllocator {
     return {};
   }
 
-  // Adds a request reference to each of `blocks`, none of which may be free.
+  // Adds a request reference to each of `blocks`. A free one leaves its extent,
+  // which is looked for block by block, if the alignment is 1.
   Result retain(const RangeList& blocks) {
-    if (const Result checked = check_blocks(blocks); !checked.ok()) {
-      return checked;
-    }
-    if (blocks.num_ranges() == 1) {
-      const Range& range = blocks.ranges_.front();
-      const int32_t requests = refs_.num_requests(range.start);
-      if (requests > 0 && requests < BlockReferences::kMostRequests &&
-          refs_.add_if_alike(range, 1)) {
-        return {};
-      }
-    }
-    return retain_each(blocks);
+    return add_references(blocks, alignment_ == 1);
   }
 
   // Drops a request reference of each block, last block first, and clears the
@@ -1433,9 +1423,26 @@ class KVAllocator {
     }
   }
 
-  // The part of retain() for several ranges, and for blocks that no request
+  // As retain(); free blocks are refused unless `takes_free`.
+  Result add_references(const RangeList& blocks, bool takes_free) {
+    if (const Result checked = check_blocks(blocks); !checked.ok()) {
+      return checked;
+    }
+    if (blocks.num_ranges() == 1) {
+      const Range& range = blocks.ranges_.front();
+      const int32_t requests = refs_.num_requests(range.start);
+      if (requests > 0 && requests < BlockReferences::kMostRequests &&
+          refs_.add_if_alike(range, 1)) {
+        return {};
+      }
+    }
+    return retain_each(blocks, takes_free);
+  }
+
+  // The part of it for several ranges, and for blocks that no request
   // holds.
-  [[gnu::noinline]] Result retain_each(const RangeList& blocks) {
+  [[gnu::noinline]] Result retain_each(const RangeList& blocks,
+                                       bool takes_free) {
     // A block may be listed several times, once in each range.
     const auto ranges = static_cast<int64_t>(blocks.num_ranges());
     const int64_t most = BlockReferences::kMostRequests - ranges;
@@ -1443,7 +1450,7 @@ class KVAllocator {
     bool is_close = false;
     for (const Range& range : blocks.ranges_) {
       for_each_alike(range, [&](Range alike) {
-        if (result.ok() && refs_.is_idle(alike.start)) {
+        if (result.ok() && !takes_free && refs_.is_idle(alike.start)) {
           result = {Status::kBlockFree, alike.start};
         }
         is_close |= ref_count(alike.start) > most;
@@ -1459,6 +1466,8 @@ class KVAllocator {
       for_each_alike(range, [this](Range alike) {
         if (is_held(alike.start)) {
           refs_.add(alike, 1);
+        } else if (refs_.is_idle(alike.start)) {
+          hold_free(alike);
         } else {
           hold_cached(alike);
         }
@@ -1489,6 +1498,19 @@ class KVAllocator {
       refs_.add(blocks.ranges_[added], -1);
     }
     return result;
+  }
+
+  // Gives blocks of a free extent their first request reference.
+  void hold_free(Range range) {
+    int32_t start = range.start;
+    while (start > 0 && refs_.is_idle(start - 1)) {
+      --start;
+    }
+    free_.cut({start, free_.length_from(start)}, range);
+    if (const Range run = run_of(range.start); run.count > 0) {
+      split_run(run, range);
+    }
+    hold(range);
   }
 
   // Gives cache-only blocks their first request reference.

@@ -204,10 +204,10 @@ class KVAllocator:
         """
 
     def retain_blocks(self, block_ids: BlockIds, /) -> None:
-        """Add a request reference to each block.
+        """Add a request reference to each block, also to a free one.
 
         Raises:
-            ValueError: A block is free; nothing has changed.
+            ValueError: A block is outside the pool; nothing has changed.
             OverflowError: A block has 2**31 - 1; nothing has changed.
 
         """

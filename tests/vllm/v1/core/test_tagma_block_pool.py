@@ -138,18 +138,11 @@ UNDEFINED = {
 }
 
 
-# The engine has no call yet that takes a given free block out of its extent. Only a
-# connector that offloads lazily touches one, and those are refused.
-FAILS = pytest.mark.xfail(raises=ValueError, strict=True, reason="engine lacks a call")
-
-
 def cases() -> Iterator:
     for name in METHODS:
         for state in State:
             if name not in NOT_SERVED and (name, state) not in UNDEFINED:
-                marks = [FAILS] if (name, state) == ("touch", State.FREE) else []
-                case = f"{name}-{state.value}"
-                yield pytest.param(name, state, id=case, marks=marks)
+                yield pytest.param(name, state, id=f"{name}-{state.value}")
 
 
 @pytest.mark.parametrize("name, state", cases())

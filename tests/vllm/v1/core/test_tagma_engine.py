@@ -186,8 +186,19 @@ def test_acquire_of_a_free_block_names_it_and_changes_nothing():
     with unchanged(pool, owner, request):
         with pytest.raises(ValueError, match="block 6 is free"):
             pool.acquire(request, [0, 6])
-        with pytest.raises(ValueError, match="block 6 is free"):
-            pool.retain_blocks([0, 6])
+
+
+def test_retaining_a_free_block_takes_it_out_of_its_extent():
+    pool = KVAllocator(8)
+    make_request(pool, 2)
+    pool.retain_blocks([4, 4, 7])
+    assert [pool.ref_count(b) for b in range(8)] == [1, 1, 0, 0, 2, 0, 0, 1]
+    assert pool.num_free_blocks == 4
+    assert pool.largest_extent == 2
+    pool.release_blocks([4, 7, 4])
+    assert pool.num_free_blocks == 6
+    assert pool.largest_extent == 6
+    pool.check_invariants()
 
 
 def test_acquire_respects_the_range_cap():
