@@ -5,6 +5,7 @@ SECTIONS = {
     "edit the series": (
         *("status", "series", "show", "goto", "push", "pop", "edit", "refresh", "new"),
         *("rename", "split", "fold", "drop", "export", "undo"),
+        *("renumber", "merge-driver"),
     ),
     "follow upstream": (
         *("drift", "matrix", "rebase", "rehearse", "trial", "verify-source"),

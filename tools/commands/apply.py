@@ -10,6 +10,7 @@ from tools.base.project import Project
 from tools.carry.identity import check
 from tools.cli.options import Settings, json_option
 from tools.source.fetch import GitRemote, Sdist
+from tools.tree import merge_driver
 from tools.tree.tree import Applied, Tree
 
 
@@ -52,6 +53,8 @@ def command(
         if (url or file) and tree.repository.exists:
             check(tree, source)
         applied = tree.apply(source, drop=drop, relock=relock)
+    if news := merge_driver.offer(project):
+        console.note(news)
     console.show(_report(project, applied), as_json)
 
 
