@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from tools.base import fault
 from tools.base.errors import ToolError
@@ -55,6 +55,13 @@ class Completed:
         """Standard error as text, without surrounding white space."""
         return self.stderr.decode("utf-8", "replace").strip()
 
+    def checked(self, shown: Sequence[str | Path], output: Path | None) -> "Completed":
+        """Return the process, if it did not fail."""
+        if self.status != 0:
+            last = (self.error_text or self.text).splitlines()[-_SHOWN:]
+            raise _failed(shown or self.argv, self.status, output, last)
+        return self
+
 
 def _sink(output: Path | None) -> AbstractContextManager[BinaryIO | int]:
     """Return where the output of a program goes: to a file, or to us."""
@@ -67,7 +74,11 @@ def _named(program: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise _missing(program) from error
+        raise ToolError(
+            Outcome.MISSING_TOOL,
+            f"{program} is not installed",
+            (f"Install {Path(program).name} and run the command again",),
+        ) from error
 
 
 def _failed(
@@ -113,7 +124,7 @@ def run(
         done = subprocess.run(
             args,
             cwd=cwd,
-            env=dict(env) if env is not None else None,
+            env=env,
             input=stdin if stdin is not None else b"",
             stdout=sink,
             stderr=subprocess.STDOUT if output else subprocess.PIPE,
@@ -121,10 +132,7 @@ def run(
             pass_fds=inherited_files(),
         )
     result = Completed(args, done.returncode, done.stdout or b"", done.stderr or b"")
-    if check and result.status != 0:
-        last = (result.error_text or result.text).splitlines()[-_SHOWN:]
-        raise _failed(shown or args, result.status, output, last)
-    return result
+    return result.checked(shown, output) if check else result
 
 
 def run_visibly(
@@ -147,7 +155,7 @@ def run_visibly(
     return subprocess.run(
         args,
         cwd=cwd,
-        env=dict(env) if env is not None else None,
+        env=env,
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr if to_stderr else None,
         check=False,
@@ -179,12 +187,11 @@ def run_watched(
     args = [str(arg) for arg in argv]
     log.debug("watch %s (in %s)", shlex.join(args), cwd or Path.cwd())
     output.parent.mkdir(parents=True, exist_ok=True)
-    last: deque[str] = deque(maxlen=_SHOWN)
     with _named(args[0]):
         process = subprocess.Popen(
             args,
             cwd=cwd,
-            env=dict(env) if env is not None else None,
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -192,13 +199,22 @@ def run_watched(
             errors="replace",
         )
     with process, output.open("w", encoding="utf-8") as sink:
-        assert process.stdout
-        for line in process.stdout:
-            sink.write(line)
-            last.append(line.rstrip("\n"))
-            on_line(line)
+        last = _follow(process, sink, on_line)
     if process.returncode != 0:
         raise _failed(args, process.returncode, output, last)
+
+
+def _follow(
+    process: subprocess.Popen[str], sink: TextIO, on_line: Callable[[str], None]
+) -> Iterable[str]:
+    """Pass on each line of a program's output; return the last ones."""
+    assert process.stdout
+    last: deque[str] = deque(maxlen=_SHOWN)
+    for line in process.stdout:
+        sink.write(line)
+        last.append(line.rstrip("\n"))
+        on_line(line)
+    return last
 
 
 def start(
@@ -231,11 +247,3 @@ def find_program(name: str) -> Path | None:
     """Return the path of a program on PATH, if it is there."""
     found = shutil.which(name)
     return Path(found) if found else None
-
-
-def _missing(program: str) -> ToolError:
-    return ToolError(
-        Outcome.MISSING_TOOL,
-        f"{program} is not installed",
-        (f"Install {Path(program).name} and run the command again",),
-    )
