@@ -11,11 +11,11 @@ def renumber(stack: Stack) -> Rewritten:
     placed = list(stack.placed)
     last = max((int(name[:4]) for name in stack.names), default=0)
     seen: set[str] = set()
-    for place, old in enumerate(placed):
-        name = old.patch.name
+    for place, found in enumerate(placed):
+        name = found.patch.name
         if name[:4] in seen:
             last += 1
-            patch = replace(old.patch, name=f"{last:04}{name[4:]}")
-            placed[place] = replace(old, patch=patch)
+            patch = replace(found.patch, name=f"{last:04}{name[4:]}")
+            placed[place] = replace(found, patch=patch)
         seen.add(name[:4])
     return rewrite(stack.tree, "renumber", placed, stack.position)

@@ -135,8 +135,17 @@ def find(names: Sequence[str], query: str) -> str:
     raise ToolError(
         Outcome.USAGE,
         f"{query!r} means {len(found)} patches" if found else f"no patch {query!r}",
-        ("Name one of them: a number, a name, or the start of one",),
+        _how_to_name(query, found),
         tuple(found or names),
+    )
+
+
+def _how_to_name(query: str, found: Sequence[str]) -> tuple[str, ...]:
+    if not (found and query.isdecimal()):
+        return ("Name one of them: a number, a name, or the start of one",)
+    return (
+        "Name one of them: a name, or the start of one",
+        "or part their numbers: python -m tools renumber",
     )
 
 

@@ -11,7 +11,7 @@ from tools.base.git import without_git
 from tools.base.process import Completed, run
 from tools.base.project import Project
 from tools.tree.patch_merge import merge_patches
-from tools.tree.text_merge import Merged, merge_series, merge_text
+from tools.tree.text_merge import MergedText, merge_series, merge_text
 
 _SETTINGS = {
     "merge.tagma.name": "patches by their hunks",
@@ -19,7 +19,7 @@ _SETTINGS = {
 }
 
 
-def merge(path: str, base: bytes, ours: bytes, theirs: bytes) -> Merged:
+def merge(path: str, base: bytes, ours: bytes, theirs: bytes) -> MergedText:
     """Merge two versions of a file of the checkout.
 
     Args:
@@ -37,7 +37,7 @@ def merge(path: str, base: bytes, ours: bytes, theirs: bytes) -> Merged:
         return merge_series(base, ours, theirs)
     if path.endswith("/tree.lock"):
         # No side's is right; apply compares it, and apply --lock renews it.
-        return Merged(ours, True)
+        return MergedText(ours, True)
     return merge_text(base, ours, theirs)
 
 

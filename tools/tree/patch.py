@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from unidiff.errors import UnidiffParseError
+from unidiff.patch import Hunk as DiffHunk
 from unidiff.patch import PatchSet
 
 from tools.base import text
@@ -122,9 +123,30 @@ class Patch:
         except UnidiffParseError as error:
             raise _bad(self.name, f"its diff is malformed: {error}") from error
         for file in files:
-            if not file.is_added_file:
-                for hunk in file:
-                    yield Hunk.of(_path(file.source_file), hunk)
+            shift = 0
+            for hunk in () if file.is_added_file else file:
+                shift = self._follow(hunk, shift)
+                yield Hunk.of(_path(file.source_file), hunk)
+
+    def _follow(self, hunk: DiffHunk, shift: int) -> int:
+        """Return by how many lines a file has grown behind a hunk.
+
+        git looks for a hunk's old lines around its second number. A wrong one makes
+        it change equal lines elsewhere.
+
+        Raises:
+            ToolError: The second number does not follow from the hunks above it.
+        """
+        start = hunk.source_start + shift
+        start += (not hunk.source_length) - (not hunk.target_length)
+        if hunk.target_start != start:
+            place = f"@@ -{hunk.source_start},{hunk.source_length}"
+            raise _bad(
+                self.name,
+                f"hunk {place} +{hunk.target_start},{hunk.target_length} @@ should be "
+                f"at +{start}, after the hunks above it",
+            )
+        return shift + int(hunk.target_length - hunk.source_length)
 
 
 def split(name: str, data: bytes) -> tuple[bytes, bytes]:

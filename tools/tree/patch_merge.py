@@ -14,12 +14,12 @@ from itertools import pairwise
 from tools.base.errors import ToolError
 from tools.tree.patch import split
 from tools.tree.section import Part, Section, changes, sections
-from tools.tree.text_merge import Merged, merge_text
+from tools.tree.text_merge import MergedText, merge_text
 
 _UPDATE = re.compile(rb"^Last-Update: (\S+)$", re.MULTILINE)
 
 
-def merge_patches(base: bytes, ours: bytes, theirs: bytes) -> Merged:
+def merge_patches(base: bytes, ours: bytes, theirs: bytes) -> MergedText:
     """Merge two versions of a patch file.
 
     Raises:
@@ -39,7 +39,7 @@ def merge_patches(base: bytes, ours: bytes, theirs: bytes) -> Merged:
     found = [section for section in merged if section and section.name]
     clean = not any(part.marked for section in found for part in section.parts)
     data = head.data + b"".join(section.render() for section in found)
-    return Merged(data, head.clean and clean)
+    return MergedText(data, head.clean and clean)
 
 
 def _of_one_date(heads: Sequence[bytes]) -> list[bytes]:

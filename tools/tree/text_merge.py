@@ -10,7 +10,7 @@ from tools.tree.series import listed, text_with
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedText:
     """A merge.
 
     Args:
@@ -24,7 +24,7 @@ class Merged:
 
 def merge_text(
     base: bytes, ours: bytes, theirs: bytes, *, union: bool = False
-) -> Merged:
+) -> MergedText:
     """Merge by lines, as git does.
 
     Args:
@@ -37,9 +37,9 @@ def merge_text(
         ToolError: git cannot be run.
     """
     if ours == theirs or theirs == base:
-        return Merged(ours, True)
+        return MergedText(ours, True)
     if ours == base:
-        return Merged(theirs, True)
+        return MergedText(theirs, True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for side, data in (("ours", ours), ("base", base), ("theirs", theirs)):
@@ -54,10 +54,10 @@ def merge_text(
             env=clean_environment(folder.parent),
             check=False,
         )
-    return Merged(done.stdout, done.status == 0)
+    return MergedText(done.stdout, done.status == 0)
 
 
-def merge_series(base: bytes, ours: bytes, theirs: bytes) -> Merged:
+def merge_series(base: bytes, ours: bytes, theirs: bytes) -> MergedText:
     """Merge two `series` files: what either side added, removed or moved.
 
     Patches that both sides add at one place stand one behind the other, ours first.
@@ -72,7 +72,7 @@ def merge_series(base: bytes, ours: bytes, theirs: bytes) -> Merged:
     for line in both.splitlines(keepends=True):
         if line not in lines or not listed(line):
             lines.append(line)
-    return Merged(text_with("".join(lines), order).encode(), True)
+    return MergedText(text_with("".join(lines), order).encode(), True)
 
 
 def _merge_order(

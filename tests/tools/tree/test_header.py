@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,37 @@ def test_hunk_without_context_is_named_as_such(checkout: Checkout) -> None:
     (checkout.project.patches / "0001-count.patch").write_text(bare)
     done = checkout.tools("apply", "--lock", code=3)
     assert "no line of context" in done.output and "--unified=1" in done.output
+
+
+def test_hunk_whose_numbers_do_not_follow_is_refused(checkout: Checkout) -> None:
+    """git would change equal lines near the wrong number, and say nothing."""
+    first = "@@ -2,3 +2,4 @@ def first():\n     total = 0\n+    one = 1\n"
+    first += "     total += 1\n     return total\n"
+    path = checkout.project.patches / "0001-count.patch"
+    path.write_text(FIRST_PATCH.replace("@@ -8,3", f"{first}@@ -8,3"))
+    done = checkout.tools("apply", "--lock", code=3)
+    assert "should be at +9" in done.output
+    assert "should be at +9" in checkout.tools("lint", code=3).output
+    path.write_text(path.read_text().replace("-8,3 +8,3", "-8,3 +9,3"))
+    checkout.tools("apply", "--lock")
+    assert b"one = 1" in checkout.files()["vllm/core.py"]
+
+
+@pytest.mark.parametrize("file", ["patches/series", "upstream/pin.toml"])
+@pytest.mark.parametrize(
+    "change, cause",
+    [
+        (lambda t: "\ufeff" + t, "byte-order mark"),
+        (lambda t: t.encode("utf-16"), "UTF-16"),
+        (lambda t: t.replace("\n", "\r\n"), "CRLF line ends"),
+        (lambda t: t.encode() + b"# \xfc\n", "is not UTF-8"),
+    ],
+)
+def test_refusal_of_series_and_pin_names_the_cause(
+    checkout: Checkout, file: str, change: Callable[[str], str | bytes], cause: str
+) -> None:
+    path = checkout.project.root / file
+    data = change(path.read_text())
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    output = checkout.tools("apply", "--lock", code=3).output
+    assert cause in output and path.name in output

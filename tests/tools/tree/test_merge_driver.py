@@ -112,6 +112,7 @@ def test_two_new_patches_merge_and_get_numbers_of_their_own(
     one.tools("apply", "--lock")
     assert [f.rule for f in lint(one.project) if f.fatal] == ["number"]
     assert "renumber" in one.tools("lint", code=3).output
+    assert "renumber" in one.tools("goto", "3", code=2).output
     before = one.tree.repository.tree_of("HEAD")
     one.tools("renumber")
     assert [f.rule for f in lint(one.project) if f.fatal] == []
