@@ -183,9 +183,9 @@ def test_errors_say_what_is_lacking_and_change_nothing():
 def test_acquire_of_a_free_block_names_it_and_changes_nothing():
     pool = KVAllocator(8)
     owner, request = make_request(pool, 4), pool.new_ranges()
-    with unchanged(pool, owner, request):
-        with pytest.raises(ValueError, match="block 6 is free"):
-            pool.acquire(request, [0, 6])
+    free = pytest.raises(ValueError, match="block 6 is free")
+    with unchanged(pool, owner, request), free:
+        pool.acquire(request, [0, 6])
 
 
 def test_retaining_a_free_block_takes_it_out_of_its_extent():
