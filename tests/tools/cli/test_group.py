@@ -100,3 +100,16 @@ def test_tools_work_in_a_folder_with_tools_of_its_own(
     )
     assert done.returncode == 0, done.stderr
     assert "vllm 1.0" in done.stdout
+
+
+def test_tagma_means_its_own_tools_in_another_checkout(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "__init__.py").touch()
+    (tmp_path / "tools" / "__main__.py").write_text("raise SystemExit(9)")
+    done = subprocess.run(
+        [REPOSITORY / "tools" / "bin" / "tagma", "--help"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
