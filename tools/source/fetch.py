@@ -1,6 +1,5 @@
 """How the pinned files come here: from cache, index, a local copy, or git."""
 
-import os
 import re
 import tempfile
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Protocol
 
 import requests
 
-from tools.base import console
+from tools.base import atomic, console
 from tools.base.digest import sha256
 from tools.base.errors import ToolError
 from tools.base.git import Repository
@@ -68,7 +67,7 @@ def fetch(artifact: Artifact, cache: Path, option: str = "") -> Path:
         partial = Path(scratch) / artifact.filename
         _download(artifact, partial, option)
         verify(partial, artifact)
-        os.replace(partial, kept)
+        atomic.move(partial, kept)
     return kept
 
 
