@@ -64,11 +64,22 @@ def build(project: Project) -> Path:
 
 
 def load(path: Path) -> Any:
-    """Load the compiled extension by itself, without the package vllm."""
+    """Load the compiled extension by itself, without the package vllm.
+
+    Raises:
+        ToolError: It cannot be imported.
+    """
     spec = importlib.util.spec_from_file_location("tagma", path)
     assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise ToolError(
+            Outcome.MISSING_TOOL,
+            f"the extension {path} cannot be imported: {error}",
+            ("Build it: python -m tools build",),
+        ) from error
     return module
 
 

@@ -6,6 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.compile.extension import load
 from tools.replay import tagma
 from tools.replay.buddy import Buddy
 from tools.replay.case import Case
@@ -44,7 +45,7 @@ class Worker:
     def _policy(self, name: str, num_blocks: int) -> Policy:
         """Return an empty pool."""
         if name in self.engines:
-            return tagma.Tagma(tagma.load(self.engines[name]), num_blocks)
+            return tagma.Tagma(load(self.engines[name]), num_blocks)
         return BASELINES[name](num_blocks)
 
 

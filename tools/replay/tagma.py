@@ -1,34 +1,10 @@
 """The real engine: the extension `vllm.tagma`, allocator and prefix index."""
 
 from collections.abc import Sequence
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tools.base.errors import ToolError
-from tools.base.outcome import Outcome
 from tools.replay.policy import Hit
-
-
-def load(path: Path) -> ModuleType:
-    """Import the extension from its file, without vLLM.
-
-    Raises:
-        ToolError: It cannot be imported.
-    """
-    spec = spec_from_file_location("tagma", path)
-    assert spec and spec.loader
-    try:
-        module = module_from_spec(spec)
-        spec.loader.exec_module(module)
-    except ImportError as error:
-        raise ToolError(
-            Outcome.MISSING_TOOL,
-            f"the extension {path} cannot be imported: {error}",
-            ("Build it: python -m tools build",),
-        ) from error
-    return module
 
 
 class EngineRanges:
