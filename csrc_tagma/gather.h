@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+
+// Which pieces of a prefix hit are put together when a request is admitted.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "kv_ranges.h"
+#include "placement.h"
+
+namespace vllm::tagma {
+
+// A stretch of a hit as it lies in the pool.
+struct Piece {
+  Range range;
+  bool moves;  // Whether it is copied to other blocks.
+};
+
+// Chooses by dynamic programming over the pieces. One that stays costs a range,
+// unless it lies right behind the one before; one that moves costs its copies,
+// and a range if the one before stays.
+class Gather {
+ public:
+  explicit Gather(int32_t num_blocks) { costs_.reserve(num_blocks + 1); }
+
+  // Sets `moves` of each piece, of which those from `first` on may move, so
+  // that at most `copies` blocks are copied. `has_room`: the new blocks can go
+  // on behind the last piece where it is. O(pieces), 64 times at most.
+  void choose(std::vector<Piece>* pieces, size_t first, bool has_room,
+              int32_t copies) {
+    num_looks_ = 0;
+    if (copies <= 0 || first >= pieces->size()) {
+      return;
+    }
+    // If too many would be copied, copies are made dearer: moving a part of
+    // what was chosen would leave it in pieces all the same.
+    for (float price = Placement::kGatherCost;
+         price < 3 * Placement::kRangeCost; price *= 1.1f) {
+      if (choose_at(price, pieces, first, has_room) <= copies) {
+        return;
+      }
+    }
+    for (Piece& piece : *pieces) {
+      piece.moves = false;
+    }
+  }
+
+  // Pieces looked at by the last choice.
+  int64_t num_looks() const { return num_looks_; }
+
+ private:
+  struct Costs {
+    float stay;
+    float move;
+    bool stay_after_move;  // How the lesser costs came about.
+    bool move_after_move;
+  };
+
+  // Returns what the choice costs in copies, with what has to make room.
+  double choose_at(float price, std::vector<Piece>* pieces, size_t first,
+                   bool has_room) {
+    constexpr float kNever = std::numeric_limits<float>::infinity();
+    constexpr float kRange = Placement::kRangeCost;
+    const size_t n = pieces->size();
+    costs_.resize(n + 1);
+    costs_[first] = {0, kNever, false, false};
+    num_looks_ += static_cast<int64_t>(n - first);
+    for (size_t i = first; i < n; ++i) {
+      const Costs before = costs_[i];
+      const Range range = (*pieces)[i].range;
+      const bool joins = i > 0 && (*pieces)[i - 1].range.end() == range.start;
+      const float staying = before.stay + (joins ? 0 : kRange);
+      costs_[i + 1].stay_after_move = before.move + kRange < staying;
+      costs_[i + 1].stay = std::min(staying, before.move + kRange);
+      const float moving = before.stay + kRange;
+      costs_[i + 1].move_after_move = before.move < moving;
+      costs_[i + 1].move = std::min(moving, before.move) +
+                           price * static_cast<float>(range.count);
+    }
+    bool moves = costs_[n].move < costs_[n].stay + (has_room ? 0 : kRange);
+    double copies = 0;
+    for (size_t i = n; i-- > first;) {
+      Piece& piece = (*pieces)[i];
+      piece.moves = moves;
+      copies += moves ? Placement::kGatherCost * piece.range.count : 0;
+      const Costs& costs = costs_[i + 1];
+      moves = moves ? costs.move_after_move : costs.stay_after_move;
+    }
+    return copies;
+  }
+
+  std::vector<Costs> costs_;
+  int64_t num_looks_ = 0;
+};
+
+}  // namespace vllm::tagma

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+
+// The search for the window that a request's new blocks go to.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "headroom.h"
+#include "kv_ranges.h"
+#include "placement.h"
+#include "runs.h"
+
+namespace vllm::tagma {
+
+// What a window is wanted for.
+struct Wish {
+  int32_t count;                         // Blocks to be taken now,
+  int32_t later = 0;                     // and right behind them.
+  int32_t own = 0;                       // Headroom behind these.
+  int32_t copies = Placement::kNoBound;  // At most, now.
+};
+
+struct Window {
+  Range range{0, 0};  // With the blocks for later, if it has room for them.
+  float cost = 0;     // Without the range itself.
+};
+
+// Looks at windows at the ends of runs and beside holes, which are as good as
+// any: between them the copies are the same wherever a window begins. Of runs
+// and of holes the longest are looked at, Placement::kRuns and kHoles of them,
+// so a search takes O(1) windows; for each, the cached blocks are counted by
+// words of 64.
+class WindowSearch {
+ public:
+  WindowSearch(const Runs& runs, const Headroom& headroom)
+      : runs_(runs), headroom_(headroom) {}
+
+  // The best window for all of the wish, or the best for a part of it: then its
+  // range is shorter. Length 0 if there is none with so few copies.
+  Window find(const Wish& wish) {
+    ++num_searches_;
+    best_ = Window();
+    score_ = std::numeric_limits<float>::infinity();
+    look_at_holes(wish);
+    if (wish.copies > 0) {
+      look_at_runs(wish);
+    }
+    return best_;
+  }
+
+  // The cost of a window that is given, or infinity if it cannot be had. With
+  // `is_own`, it goes on behind blocks of the same request.
+  float cost_of(Range range, const Wish& wish, bool is_own) const {
+    const float never = std::numeric_limits<float>::infinity();
+    if (range.start < 0) {
+      return never;
+    }
+    const Range run = runs_.run_of(range.start);
+    if (range.end() > run.end()) {
+      return never;
+    }
+    const int32_t reserved = is_own ? 0 : headroom_.reserved_before(run.start);
+    return cost_in(run, range, wish, reserved);
+  }
+
+  // Windows, runs and holes looked at, and searches, since the beginning.
+  int64_t num_looks() const { return num_looks_; }
+  int64_t num_searches() const { return num_searches_; }
+
+ private:
+  static int32_t length_of(const Wish& wish) { return wish.count + wish.later; }
+
+  void look_at_holes(const Wish& wish) {
+    const int32_t length = length_of(wish);
+    Range run{0, 0};
+    int32_t reserved = 0;
+    ExtentSet::Cursor at = runs_.holes().top();
+    for (int i = 0; i < Placement::kHoles && !at.at_end();
+         ++i, at = runs_.holes().after(at)) {
+      if (is_good(wish, Placement::kCheap) ||
+          (wish.copies <= 0 && !may_win(at, length))) {
+        return;
+      }
+      const Range hole = runs_.holes().at(at);
+      const bool is_other_run =
+          hole.start < run.start || hole.start >= run.end();
+      if (is_other_run) {
+        run = runs_.run_of(hole.start);
+        reserved = headroom_.reserved_before(run.start);
+      }
+      if (wish.copies <= 0) {
+        look_at_stretch(hole, hole.start == run.start ? reserved : 0, wish);
+        continue;
+      }
+      if (is_other_run) {
+        look_at_stretch(run, reserved, wish);
+      }
+      if (run.count >= length && hole.count < run.count) {
+        consider(run, {hole.start, length}, reserved, wish);
+        consider(run, {hole.end() - length, length}, reserved, wish);
+      }
+      if (wish.copies < wish.count) {
+        // As much as may be copied for.
+        const int32_t most =
+            std::min(run.end() - hole.start, hole.count + wish.copies);
+        consider(run, {hole.start, std::min(most, wish.count)}, reserved, wish);
+      }
+    }
+  }
+
+  // Those without a hole, in which all has to be copied: the first one with
+  // room for all is as good as any.
+  void look_at_runs(const Wish& wish) {
+    const int32_t length = length_of(wish);
+    ExtentSet::Cursor at = runs_.runs().top();
+    for (int i = 0; i < Placement::kRuns && !at.at_end();
+         ++i, at = runs_.runs().after(at)) {
+      if (is_good(wish, static_cast<float>(length) + Placement::kCheap) ||
+          !may_win(at, length)) {
+        return;
+      }
+      const Range run = runs_.runs().at(at);
+      look_at_stretch(run, headroom_.reserved_before(run.start), wish);
+    }
+  }
+
+  // Whether the best window has room for all and costs less than `most`.
+  bool is_good(const Wish& wish, float most) const {
+    return best_.range.count == length_of(wish) && best_.cost < most;
+  }
+
+  // Whether a run or hole at `at` may have a better window than the best.
+  bool may_win(ExtentSet::Cursor at, int32_t length) const {
+    const int32_t longest = ExtentSet::max_length(at.size_class);
+    return Placement::score(0, std::min(longest, length)) < score_;
+  }
+
+  // Windows at the ends of a run or hole, and so that its slack is shared.
+  void look_at_stretch(Range run, int32_t reserved, const Wish& wish) {
+    const int32_t length = length_of(wish);
+    const int32_t slack = run.count - length;
+    if (slack < 0) {
+      consider(run, run, reserved, wish);
+      for (const int32_t before : {reserved, reserved / 2}) {
+        if (before > 0 && before < run.count) {
+          const Range rest{run.start + before, run.count - before};
+          consider(run, rest, reserved, wish);
+        }
+      }
+      return;
+    }
+    // Where plenty is empty, the requests on both sides share it.
+    const int64_t wanted = int64_t{reserved} + wish.own;
+    if (wanted > 0 && slack >= Placement::kPlenty * wanted &&
+        runs_.hole_from(run.start) == run.count) {
+      const auto before = static_cast<int32_t>(slack * reserved / wanted);
+      consider(run, {run.start + before, length}, reserved, wish);
+      return;
+    }
+    for (const int32_t before : {0, slack, std::min(reserved, slack),
+                                 slack - std::min(wish.own, slack)}) {
+      consider(run, {run.start + before, length}, reserved, wish);
+    }
+  }
+
+  void consider(Range run, Range range, int32_t reserved, const Wish& wish) {
+    ++num_looks_;
+    if (range.start < run.start || range.end() > run.end()) {
+      return;
+    }
+    const float cost = cost_in(run, range, wish, reserved);
+    const float score = Placement::score(cost, range.count);
+    if (score < score_) {
+      score_ = score;
+      best_ = {range, cost};
+    }
+  }
+
+  float cost_in(Range run, Range range, const Wish& wish,
+                int32_t reserved) const {
+    const Range now{range.start, std::min(range.count, wish.count)};
+    const int32_t copies = runs_.num_cached(now);
+    if (copies > wish.copies) {
+      return std::numeric_limits<float>::infinity();
+    }
+    const int32_t later =
+        runs_.num_cached({now.end(), range.end() - now.end()});
+    return static_cast<float>(copies) + static_cast<float>(later) +
+           Placement::room_cost(range.start - run.start, reserved) +
+           Placement::room_cost(run.end() - range.end(), wish.own);
+  }
+
+  const Runs& runs_;
+  const Headroom& headroom_;
+  Window best_;
+  float score_ = 0;
+  int64_t num_looks_ = 0;
+  int64_t num_searches_ = 0;
+};
+
+}  // namespace vllm::tagma
