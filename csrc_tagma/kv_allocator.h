@@ -141,6 +141,13 @@ class KVAllocator {
     return ordered;
   }
 
+  // Moves since clear_moves(), if they are recorded: each before the next, by
+  // the ids that blocks had then. The number of blocks stands for a place where
+  // a content waited.
+  void record_moves(bool record) { states_.records_moves = record; }
+  const std::vector<Copy>& moves() const { return states_.moves; }
+  void clear_moves() { states_.moves.clear(); }
+
   // Where what is in `block` lies until the copies of this step are made.
   int32_t source_of(int32_t block) const {
     return states_.copies.source_of(block);
@@ -157,7 +164,7 @@ class KVAllocator {
       return {Status::kOutOfBlocks, num_free_blocks()};
     }
     const auto n = static_cast<int32_t>(count);
-    reserve_evicted(n);
+    reserve_records(n);
     begin(n);
     Range window = allocation_.take_one(n, most_copies());
     if (!allocation_.place_displaced()) {
@@ -431,8 +438,12 @@ class KVAllocator {
 
   // ---- Extending. ----
 
-  // Makes sure that the eviction of `count` blocks allocates no memory.
-  void reserve_evicted(int32_t count) {
+  // Makes sure that an allocation that evicts `count` blocks needs no memory to
+  // record that.
+  void reserve_records(int32_t count) {
+    if (states_.records_moves) {
+      reserve_more(states_.moves, 2 * num_blocks_);
+    }
     reserve_more(evicted_, count);
     if (states_.index != nullptr) {
       states_.index->reserve_evicted(count);
@@ -446,6 +457,7 @@ class KVAllocator {
 
   // Returns how many blocks were moved.
   int32_t finish() {
+    stats_.kept_blocks += allocation_.num_displaced();
     stats_.evicted_blocks -= static_cast<int64_t>(evicted_.size());
     const int32_t moves = allocation_.finish(&evicted_);
     stats_.evicted_blocks += static_cast<int64_t>(evicted_.size());
@@ -481,7 +493,7 @@ class KVAllocator {
     if (appended != nullptr) {
       appended->clear();
     }
-    reserve_evicted(n);
+    reserve_records(n);
     const int32_t last =
         request->empty() ? kNoBlock : request->ranges_.back().end() - 1;
     const Headroom::Demand demand =

@@ -44,6 +44,9 @@ struct BlockStates {
     }
     fence.move(from, to);
     copies.move(from, to);
+    if (records_moves) {
+      moves.push_back({from, to});
+    }
   }
 
   BlockReferences refs;
@@ -51,6 +54,8 @@ struct BlockStates {
   Fence fence;
   Copies copies;
   PrefixIndex* index = nullptr;
+  bool records_moves = false;
+  std::vector<Copy> moves;  // In order, for who asked for them.
 };
 
 // The moves of one allocation. First the windows are taken: from then on what
@@ -110,6 +115,15 @@ class Relocation {
     return may_land_ &&
            std::all_of(displaced_.begin(), displaced_.end(),
                        [this](Range piece) { return place(piece); });
+  }
+
+  // How many blocks stay cached since they were moved out of a window.
+  int32_t num_displaced() const {
+    int32_t count = 0;
+    for (const Range& piece : displaced_) {
+      count += piece.count;
+    }
+    return count;
   }
 
   // Makes all moves. Returns how many.

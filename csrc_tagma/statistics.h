@@ -27,6 +27,7 @@ struct KVStats {
   // Since the pool was made.
   int64_t spills = 0;  // Growths that needed a further range.
   int64_t evicted_blocks = 0;
+  int64_t kept_blocks = 0;   // Moved out of a window, so still cached.
   int64_t block_copies = 0;  // That take_copies() returned.
   int64_t cap_events = 0;    // Calls that failed for max_ranges.
 

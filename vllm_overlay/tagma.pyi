@@ -182,8 +182,9 @@ class KVAllocator:
             ranges) and `ranges_per_request` (number of requests by their number
             of ranges: "1", "2", "3-4" to "129-256", ">256"). Since the pool was
             made: `spills` (growths that needed a further range),
-            `evicted_blocks`, `block_copies` (that `take_copies()` returned),
-            `cap_events` (calls that failed for `max_ranges`).
+            `evicted_blocks`, `kept_blocks` (moved, and so still cached),
+            `block_copies` (that `take_copies()` returned), `cap_events` (calls that
+            failed for `max_ranges`).
 
         """
 
@@ -287,6 +288,16 @@ class KVAllocator:
         sources before they write any target, or make the copies in this order:
         each block is written after it has been read, but for cycles, which come
         last. A block is the target of one copy at most.
+        """
+
+    def record_moves(self, record: bool, /) -> None:
+        """Keep moves for `take_moves()`, or stop that."""
+
+    def take_moves(self) -> list[tuple[int, int]]:
+        """Return the moves recorded since the last call, as (from, to), in order.
+
+        By the ids that blocks had then; `num_blocks` stands for a place where a
+        content waited. The list grows until it is taken.
         """
 
     def set_copy_bound(self, copies: int | None, /) -> None:

@@ -277,16 +277,37 @@ inline PyObject* allocator_process_step(PyObject* self, PyObject* arg) {
   Py_RETURN_NONE;
 }
 
+inline PyObject* list_of_copies(const std::vector<Copy>& copies) {
+  return list_of(static_cast<int64_t>(copies.size()), [&](auto add) {
+    return std::all_of(copies.begin(), copies.end(), [&](const Copy& copy) {
+      return add(Py_BuildValue("(ii)", copy.from, copy.to));
+    });
+  });
+}
+
 inline PyObject* allocator_take_copies(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     std::vector<Copy> copies;
     engine_of(self).take_copies(&copies);
-    return list_of(static_cast<int64_t>(copies.size()), [&](auto add) {
-      return std::all_of(copies.begin(), copies.end(), [&](const Copy& copy) {
-        return add(Py_BuildValue("(ii)", copy.from, copy.to));
-      });
-    });
+    return list_of_copies(copies);
   });
+}
+
+inline PyObject* allocator_record_moves(PyObject* self, PyObject* record) {
+  const int records = PyObject_IsTrue(record);
+  if (records < 0) {
+    return nullptr;
+  }
+  engine_of(self).record_moves(records != 0);
+  Py_RETURN_NONE;
+}
+
+inline PyObject* allocator_take_moves(PyObject* self, PyObject*) {
+  PyObject* moves = list_of_copies(engine_of(self).moves());
+  if (moves != nullptr) {
+    engine_of(self).clear_moves();
+  }
+  return moves;
 }
 
 // Copies, of which there may be any number.
@@ -364,6 +385,7 @@ inline PyObject* allocator_stats(PyObject* self, PyObject*) {
       {"requests", stats.requests},
       {"spills", stats.spills},
       {"evicted_blocks", stats.evicted_blocks},
+      {"kept_blocks", stats.kept_blocks},
       {"block_copies", stats.block_copies},
       {"cap_events", stats.cap_events},
   };
@@ -445,6 +467,10 @@ inline PyMethodDef allocator_methods[] = {
      doc::kAllocatorProcessStep},
     {"take_copies", allocator_take_copies, METH_NOARGS,
      doc::kAllocatorTakeCopies},
+    {"record_moves", allocator_record_moves, METH_O,
+     doc::kAllocatorRecordMoves},
+    {"take_moves", allocator_take_moves, METH_NOARGS,
+     doc::kAllocatorTakeMoves},
     {"set_copy_bound", allocator_set_copy_bound, METH_O,
      doc::kAllocatorSetCopyBound},
     {"keep_copies_from_freed", allocator_keep_copies_from_freed, METH_O,

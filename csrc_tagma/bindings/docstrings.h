@@ -176,8 +176,9 @@ Returns:
     ranges) and `ranges_per_request` (number of requests by their number
     of ranges: "1", "2", "3-4" to "129-256", ">256"). Since the pool was
     made: `spills` (growths that needed a further range),
-    `evicted_blocks`, `block_copies` (that `take_copies()` returned),
-    `cap_events` (calls that failed for `max_ranges`).)";
+    `evicted_blocks`, `kept_blocks` (moved, and so still cached),
+    `block_copies` (that `take_copies()` returned), `cap_events` (calls that
+    failed for `max_ranges`).)";
 
 inline constexpr char kAllocatorAcquire[] =
     R"(acquire($self, ranges, block_ids, /)
@@ -297,6 +298,20 @@ The workers make them before anything else of the step. They read all
 sources before they write any target, or make the copies in this order:
 each block is written after it has been read, but for cycles, which come
 last. A block is the target of one copy at most.)";
+
+inline constexpr char kAllocatorRecordMoves[] =
+    R"(record_moves($self, record, /)
+--
+
+Keep moves for `take_moves()`, or stop that.)";
+
+inline constexpr char kAllocatorTakeMoves[] = R"(take_moves($self, /)
+--
+
+Return the moves recorded since the last call, as (from, to), in order.
+
+By the ids that blocks had then; `num_blocks` stands for a place where a
+content waited. The list grows until it is taken.)";
 
 inline constexpr char kAllocatorSetCopyBound[] =
     R"(set_copy_bound($self, copies, /)

@@ -7,6 +7,8 @@ that need them, so that neither they nor the compiled extension are imported whi
 the backend is "paged".
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,8 +46,8 @@ def verify_kv_cache_backend(vllm_config: "VllmConfig") -> None:
 
 def kv_cache_manager_cls(
     vllm_config: "VllmConfig", paged_cls: "type[KVCacheManager]"
-) -> "type[KVCacheManager]":
-    """Return the KV cache manager class of the selected backend."""
+) -> "Callable[..., KVCacheManager]":
+    """Return the KV cache manager class of the selected backend, with its settings."""
     if not uses_tagma(vllm_config.cache_config):
         return paged_cls
     from vllm.v1.core.tagma_kv_cache_manager import (
@@ -53,9 +55,12 @@ def kv_cache_manager_cls(
         TagmaKVCacheManager,
     )
 
-    if vllm_config.kv_transfer_config is not None:
-        return TagmaConnectorKVCacheManager
-    return TagmaKVCacheManager
+    return partial(
+        TagmaKVCacheManager
+        if vllm_config.kv_transfer_config is None
+        else TagmaConnectorKVCacheManager,
+        move_bytes=vllm_config.cache_config.kv_cache_block_move_bytes,
+    )
 
 
 def block_tables_cls(
