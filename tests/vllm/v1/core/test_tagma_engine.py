@@ -887,12 +887,24 @@ def test_a_moved_block_is_found_at_once_and_copied_once():
     assert request.ranges() == [(0, 3)]
     assert (index.find(block_hash), pool.take_evicted()) == (5, [5])
     assert [pool.source_of(block) for block in (2, 5, 7)] == [2, 2, 7]
+    assert (pool.stats()["kept_blocks"], pool.stats()["block_copies"]) == (1, 0)
     assert pool.take_copies() == [(2, 5)]
     assert pool.take_copies() == []
     assert pool.source_of(5) == 5
     assert pool.stats()["block_copies"] == 1
     with pytest.raises(ValueError, match="8 is outside the pool"):
         pool.source_of(8)
+
+
+def test_moves_are_recorded_for_who_asks():
+    pool, _, request, _ = pool_that_moves()
+    pool.extend(request, 1)
+    assert pool.take_moves() == []
+    pool, _, request, _ = pool_that_moves()
+    pool.record_moves(True)
+    pool.extend(request, 1)
+    assert pool.take_moves() == [(2, 5)]
+    assert pool.take_moves() == []
 
 
 def test_the_first_extend_may_rewrite_the_hit():
@@ -1073,6 +1085,7 @@ class PoolModel(RuleBasedStateMachine):
         self.pool = pool
         pool.set_copy_bound(copy_bound)
         pool.keep_copies_from_freed(keeps_copies_away)
+        pool.record_moves(True)
         self.copy_bound, self.keeps_copies_away = copy_bound, keeps_copies_away
         self.last = 0  # The newest content.
         self.place: dict[int, int] = {}  # The blocks of contents that there are.
@@ -1146,22 +1159,28 @@ class PoolModel(RuleBasedStateMachine):
         return evicted
 
     def follow_moves(self, request, num_old):
-        """Read where the contents of the queue and of a request lie now."""
-        free = self.pool.free_queue()
-        assert [b == EMPTY for b in free] == [c is None for c in self.queue]
-        held = list(zip(request.contents, request.ranges, strict=True))
-        places = {c: b for c, b in zip(self.queue, free) if c is not None} | dict(held)
+        """Learn where contents lie now, those new in a request among them."""
+        at = {block: content for content, block in self.place.items()}
+        for source, target in self.pool.take_moves():
+            assert target not in at
+            at[target] = at.pop(source)
+        places = {content: block for block, content in at.items()}
+        ids = list(request.ranges)
+        places |= zip(request.contents[num_old:], ids[num_old:])
+        assert [places[content] for content in request.contents] == ids
+        assert len(set(places.values())) == len(places)
         hit = set() if request.is_extended else set(request.contents[:num_old])
-        for content in self.place.keys() & places:
-            if self.place[content] == places[content]:
-                continue
-            assert self.copy_bound != 0
-            assert self.hashed[content] <= self.processed
-            assert self.refs[content] == (content in hit)
-            target = places[content]
-            assert not self.keeps_copies_away or self.freed[target] <= self.processed
-        self.place |= places
-        assert len(set(self.place.values())) == len(self.place)
+        for content in self.place:
+            if self.place[content] != places[content]:
+                self.check_move(content, places[content], content in hit)
+        self.place = places
+
+    def check_move(self, content, target, is_hit):
+        """Only who admits a request may move what is held, and only for itself."""
+        assert self.copy_bound != 0
+        assert self.hashed[content] <= self.processed
+        assert self.refs[content] == is_hit
+        assert not self.keeps_copies_away or self.freed[target] <= self.processed
 
     # ---- Calls. ----
 
