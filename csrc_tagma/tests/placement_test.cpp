@@ -353,8 +353,7 @@ class CostTest : public testing::Test {
     }
   }
 
-  // Windows that a search looks at, and searches of a call.
-  static constexpr int64_t kLooksASearch = 832;
+  // Searches of a call.
   static constexpr int64_t kSearchesACall = 16;
 
   RangeList all_;
@@ -367,7 +366,7 @@ TEST_F(CostTest, ASearchAmong10000RunsLooksAtAFewHundredWindows) {
   ASSERT_TRUE(pool.extend(&request, 20).ok());
   EXPECT_EQ(request.num_ranges(), 1u);
   EXPECT_LE(pool.search().num_looks(),
-            kLooksASearch * pool.search().num_searches());
+            WindowSearch::kMostLooks * pool.search().num_searches());
 }
 
 TEST_F(CostTest, ManyBlocksFrom28000HolesOfOneBlockTakeFewSearches) {
@@ -379,7 +378,7 @@ TEST_F(CostTest, ManyBlocksFrom28000HolesOfOneBlockTakeFewSearches) {
   EXPECT_EQ(request.num_ranges(), 8192u);
   EXPECT_LE(pool.search().num_searches() - before, kSearchesACall);
   EXPECT_LE(pool.search().num_looks(),
-            kLooksASearch * pool.search().num_searches());
+            WindowSearch::kMostLooks * pool.search().num_searches());
 }
 
 TEST_F(CostTest, AHitIn10000PiecesIsGatheredWithFewSearches) {
