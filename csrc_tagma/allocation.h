@@ -68,6 +68,7 @@ class Allocation {
   // there are enough; without moves there always are.
   bool place_displaced() { return relocation_.place_displaced(); }
   int32_t num_displaced() const { return relocation_.num_displaced(); }
+  const Gather& gather() const { return gather_; }
 
   // Takes one range, or returns the longest that there is.
   Range take_one(int32_t count, int32_t copies) {
