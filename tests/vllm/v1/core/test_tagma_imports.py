@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.cpu_test, pytest.mark.skip_global_cleanup]
 
 PACKAGE = Path(vllm.__file__).parent
 # The backend's modules that do not have its name.
-UNNAMED = ("kv_cache_backend.py", "block_ranges.py", "range_table.py")
+UNNAMED = ("kv_cache_backend.py", "block_moves.py", "block_ranges.py", "range_table.py")
 
 
 def backend_modules() -> dict[str, Path]:
