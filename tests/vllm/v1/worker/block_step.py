@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 from vllm.platforms import current_platform
+from vllm.v1.block_moves import BlockMover
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.worker.gpu.ec_connector import NO_OP_EC_CONNECTOR
@@ -106,6 +107,7 @@ def make_runner(
     runner.kv_cache_config = SimpleNamespace(num_blocks=NUM_BLOCKS)
     runner.kv_block_zeroer = _make_zeroer(caches)
     runner.kv_connector = kv_connector
+    runner.block_mover = BlockMover()
     runner.ec_connector = NO_OP_EC_CONNECTOR
     runner.block_tables = SimpleNamespace(apply_staged_writes=lambda: None)
     runner.req_states = SimpleNamespace(
