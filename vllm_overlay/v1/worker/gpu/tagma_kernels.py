@@ -209,12 +209,13 @@ def _copy_blocks_kernel(
     saves = offset < tl.where(saved_target < 0, 0, length)
     saved = tl.load(block_0 + saved_source * stride + offset, mask=saves)
     for r in tl.range(tl.load(sequence_ptr), tl.load(sequence_ptr + 1), num_stages=1):
+        # Other threads may have read what is written from here on, and behind the loop.
+        tl.debug_barrier()
         source = tl.load(runs_ptr + 3 * r)
         target = tl.load(runs_ptr + 3 * r + 1)
         count = tl.load(runs_ptr + 3 * r + 2)
         for i in tl.range(0, count, num_stages=1):
             tile = tl.load(block_0 + (source + i) * stride + offset, mask=mask)
             tl.store(block_0 + (target + i) * stride + offset, tile, mask=mask)
-        # The next run may write what other threads have read in this one.
-        tl.debug_barrier()
+    tl.debug_barrier()
     tl.store(block_0 + saved_target * stride + offset, saved, mask=saves)
