@@ -42,7 +42,7 @@ bench-host: $(READY) ## the paged and the tagma manager on the scheduler's threa
 soak: $(READY) ## 200,000 steps of the scheduler on a full pool
 	$(TOOLS) soak
 
-bench-kernel: $(READY) ## the write path's kernels beside the paged ones, on a GPU
+bench-kernel: $(READY) ## the write path's kernels and block copies beside upstream's, on a GPU
 	$(TOOLS) bench-kernel
 
 kernel-report: $(READY) ## what those kernels compile to; needs no GPU

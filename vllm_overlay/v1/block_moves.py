@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Copies of a step that move cached blocks, as the scheduler sends them."""
+"""Copies of a step that move cached blocks: how they are sent, and who makes them."""
 
 from collections.abc import Iterable
 
@@ -50,3 +50,17 @@ class BlockMoves(list[KVCacheBlockCopy]):
 def _from_bytes(ids: bytes, num_moves: int) -> BlockMoves:
     copies = np.frombuffer(ids, dtype=np.int32).reshape(-1, 2).tolist()
     return BlockMoves(copies[:num_moves], copies[num_moves:])
+
+
+class BlockMover:
+    """Makes a step's moves on a worker: none, for a backend that keeps blocks."""
+
+    def move(
+        self, copies: list[KVCacheBlockCopy] | None
+    ) -> list[KVCacheBlockCopy] | None:
+        """Make a step's moves, and return its other copies.
+
+        The caller zeroes blocks and makes those copies afterwards: a block that is
+        moved away may be a new one in the same step.
+        """
+        return copies

@@ -12,10 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from vllm.config import CacheConfig, VllmConfig
+    from vllm.v1.block_moves import BlockMover
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.metrics.loggers import AggregateStatLoggerBase
     from vllm.v1.worker.gpu.block_table import BlockTables
+    from vllm.v1.worker.gpu.kv_connector import KVConnector
 
 
 def uses_tagma(cache_config: "CacheConfig | None") -> bool:
@@ -72,6 +76,22 @@ def block_tables_cls(
     from vllm.v1.worker.gpu.tagma_block_table import TagmaBlockTables
 
     return TagmaBlockTables
+
+
+def make_block_mover(
+    vllm_config: "VllmConfig",
+    kv_caches: "list[torch.Tensor]",
+    num_blocks: int,
+    kv_connector: "KVConnector",
+) -> "BlockMover":
+    """Return what moves cached blocks on a worker for the selected backend."""
+    if not uses_tagma(vllm_config.cache_config):
+        from vllm.v1.block_moves import BlockMover
+
+        return BlockMover()
+    from vllm.v1.worker.gpu.tagma_block_moves import TagmaBlockMover
+
+    return TagmaBlockMover(kv_caches, num_blocks, kv_connector)
 
 
 def take_kv_cache_stats(
