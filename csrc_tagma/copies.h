@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "block_array.h"
+#include "block_set.h"
 #include "kv_ranges.h"
 
 namespace vllm::tagma {
@@ -32,53 +33,62 @@ inline bool operator==(const Copy& a, const Copy& b) {
 // has to save that block first. Cycles come last.
 class CopyOrder {
  public:
-  explicit CopyOrder(int32_t num_blocks) : targets_(num_blocks) {
-    sorted_targets_.reserve(num_blocks);
+  explicit CopyOrder(int32_t num_blocks)
+      : num_blocks_(num_blocks),
+        targets_(num_blocks),
+        from_(num_blocks),
+        to_(num_blocks) {
     sorted_.reserve(num_blocks);
   }
 
-  // Returns how many copies are in front of the cycles.
+  // Returns how many copies are in front of the cycles. Chains come in the
+  // order of their first sources, and so do cycles. O(1) a copy but for the
+  // 64-ary search for the next source.
   size_t sort(std::vector<Copy>* copies) {
-    std::sort(copies->begin(), copies->end(),
-              [](const Copy& a, const Copy& b) { return a.from < b.from; });
     for (const Copy& copy : *copies) {
-      targets_[copy.from] = copy.to + 1;
-      sorted_targets_.push_back(copy.to);
+      targets_[copy.from] = copy.to;
+      from_.insert(copy.from);
+      to_.insert(copy.to);
     }
-    std::sort(sorted_targets_.begin(), sorted_targets_.end());
-    for (const Copy& copy : *copies) {
-      if (!std::binary_search(sorted_targets_.begin(), sorted_targets_.end(),
-                              copy.from)) {
-        append_chain(copy.from);
-      }
-    }
+    append_chains([this](int32_t from) { return !to_.contains(from); });
     const size_t num_ordered = sorted_.size();
+    append_chains([](int32_t) { return true; });
     for (const Copy& copy : *copies) {
-      if (targets_[copy.from] != 0) {
-        append_chain(copy.from);
-      }
+      to_.erase(copy.to);
     }
     std::copy(sorted_.begin(), sorted_.end(), copies->begin());
     sorted_.clear();
-    sorted_targets_.clear();
     return num_ordered;
   }
 
  private:
+  // Appends the chains that begin with a source for which `begins(source)`.
+  template <typename Begins>
+  void append_chains(Begins begins) {
+    for (int32_t from = from_.at_or_after(0); from < num_blocks_;
+         from = from_.at_or_after(from + 1)) {
+      if (begins(from)) {
+        append_chain(from);
+      }
+    }
+  }
+
   // Appends the chain that begins with the copy from `first`.
   void append_chain(int32_t first) {
     const size_t begin = sorted_.size();
-    for (int32_t from = first; targets_[from] != 0;) {
-      const int32_t to = targets_[from] - 1;
-      targets_[from] = 0;
+    for (int32_t from = first; from_.contains(from);) {
+      const int32_t to = targets_[from];
+      from_.erase(from);
       sorted_.push_back({from, to});
       from = to;
     }
     std::reverse(sorted_.begin() + static_cast<int64_t>(begin), sorted_.end());
   }
 
-  BlockArray<int32_t> targets_;  // Plus one, by source; zeros between calls.
-  std::vector<int32_t> sorted_targets_;
+  const int32_t num_blocks_;
+  BlockArray<int32_t> targets_;  // By source.
+  BlockSet from_;                // Empty between calls, as is the next.
+  BlockSet to_;
   std::vector<Copy> sorted_;
 };
 

@@ -719,7 +719,7 @@ class KVAllocator {
       return false;
     }
     if (!is_held(range.start)) {
-      let_go(range);
+      let_go(range, true);
     }
     return true;
   }
@@ -737,7 +737,7 @@ class KVAllocator {
         end -= refs().alike_to({range.start, end - range.start});
       }
       if (end < last) {
-        let_go({end, last - end});
+        let_go({end, last - end}, false);
       }
       while (end > range.start && is_held(end - 1)) {
         end -= refs().alike_to({range.start, end - range.start});
@@ -746,14 +746,14 @@ class KVAllocator {
   }
 
   // Makes blocks that lost their last request reference empty or cache-only,
-  // the last one first.
-  [[gnu::noinline]] void let_go(Range range) {
+  // the last one first; `is_alike` if it is known that all become the same.
+  [[gnu::noinline]] void let_go(Range range, bool is_alike) {
     (void)headroom_.withdraw(range.end() - 1);
     if (states_.fence.watches_freed()) {
       states_.fence.note_freed(range);
     }
     while (range.count > 0) {
-      const int32_t alike = refs().alike_to(range);
+      const int32_t alike = is_alike ? range.count : refs().alike_to(range);
       range.count -= alike;
       const Range part{range.end(), alike};
       if (!is_cached(part.start)) {

@@ -107,6 +107,9 @@ class Relocation {
   // Gives displaced blocks other places. Returns whether there are enough that
   // may be copied to.
   bool place_displaced() {
+    if (displaced_.empty()) {
+      return may_land_;
+    }
     std::sort(displaced_.begin(), displaced_.end(),
               [](const Range& a, const Range& b) {
                 return a.count != b.count ? a.count > b.count

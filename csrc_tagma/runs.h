@@ -98,6 +98,10 @@ class Runs {
   void take(Range range, Visit visit) {
     const Range run = run_of(range.start);
     split(run, range);
+    if (cached_.size() == 0) {
+      holes_.cut(run, range);
+      return;
+    }
     int32_t run_start = run.start;
     for (int32_t b = range.start; b < range.end();) {
       const int32_t cached = std::min(cached_.at_or_after(b), range.end());

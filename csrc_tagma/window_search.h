@@ -50,9 +50,11 @@ class WindowSearch {
     ++num_searches_;
     best_ = Window();
     score_ = std::numeric_limits<float>::infinity();
-    const bool nothing_is_cached =
-        runs_.num_cached() == 0 && wish.copies >= wish.count;
-    if (wish.copies <= 0 || nothing_is_cached) {
+    if (runs_.num_cached() == 0 && wish.copies >= wish.count) {
+      if (!look_at_shortest_holes(wish)) {
+        look_at_holes(wish);
+      }
+    } else if (wish.copies <= 0) {
       look_at_holes(wish);
     } else {
       look_at_runs(wish, look_around_holes(wish));
@@ -81,6 +83,29 @@ class WindowSearch {
 
  private:
   static int32_t length_of(const Wish& wish) { return wish.count + wish.later; }
+
+  // Returns whether one of them has all the room that is wanted. Holes are
+  // runs.
+  bool look_at_shortest_holes(const Wish& wish) {
+    const int32_t length = length_of(wish);
+    ExtentSet::Cursor at = runs_.holes().bottom(length + wish.own);
+    for (int i = 1; i <= Placement::kShortest && !at.at_end(); ++i) {
+      ++num_looks_;
+      const Range hole = runs_.holes().at(at);
+      const int32_t slack = hole.count - length;
+      const int32_t reserved =
+          Placement::later_headroom(headroom_.reserved_before(hole.start));
+      if (slack >= wish.own + reserved) {
+        const int32_t before =
+            Placement::share_in_front(slack, reserved, wish.own);
+        consider(hole, {hole.start + before, length}, reserved, wish);
+        return true;
+      }
+      at = i % Placement::kAlike == 0 ? runs_.holes().above_class(at)
+                                      : runs_.holes().above(at);
+    }
+    return false;
+  }
 
   // Whatever lies between holes is out of reach, or there is nothing.
   void look_at_holes(const Wish& wish) {

@@ -159,6 +159,18 @@ TEST_F(PlacementTest, WithoutMovesARequestGetsWhatTheOrderOfEvictionLeaves) {
   EXPECT_EQ(take_copies(), List{});
 }
 
+TEST_F(PlacementTest, WithoutACacheLongHolesStayWhole) {
+  free_empty({0, 10});
+  free_empty({20, 30});
+  free_empty({52, 4});
+  RangeList request;
+  extend(&request, 8);
+  EXPECT_EQ(request.ranges(), (Ranges{{0, 8}})) << "the shortest that will do";
+  RangeList other;
+  extend(&other, 30);
+  EXPECT_EQ(other.ranges(), (Ranges{{20, 30}}));
+}
+
 TEST_F(PlacementTest, ADisplacedChainStaysTogether) {
   free_cached({40, 4});
   free_cached({30, 1});
