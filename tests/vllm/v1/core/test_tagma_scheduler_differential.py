@@ -4,7 +4,7 @@
 
 Both sides must schedule alike at every step: hits, preemptions and evictions are the
 same, and so is the order in which cached blocks will be evicted. Only where blocks lie
-is the backend's own choice.
+is the backend's own choice, and each must hold what was computed for it.
 """
 
 import logging
@@ -26,6 +26,7 @@ from tests.v1.core.scheduler_driver import (
     summary,
     write_model_config,
 )
+from tests.v1.core.worker_memory import WorkerMemory
 from vllm.triton_utils import HAS_TRITON
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_block_hash, init_none_hash
@@ -123,6 +124,9 @@ class Pair:
         self.paged = Traced(factory, setting, "paged")
         self.tagma = Traced(factory, setting, "tagma")
         self.sides = (self.paged, self.tagma)
+        # Zeroing is for other models, but must not wipe what has been moved.
+        self.tagma.scheduler.needs_kv_cache_zeroing = True
+        self.memory = WorkerMemory(setting, self.tagma.conversations)
         self.num_arrived = 0
         self.seen: Counter[str] = Counter()
 
@@ -165,7 +169,7 @@ class Pair:
         paged, tagma = map(summary, outputs)
         assert self.tagma.calls == self.paged.calls
         assert tagma == paged
-        self.seen["moves"] += len(outputs[1].kv_cache_block_copies or ())
+        self.memory.run(outputs[1])
         self.count(paged)
         self.compare_state()
 
@@ -200,7 +204,8 @@ class Pair:
         for side in self.sides:
             assert len(side.finished) == self.num_arrived
             assert side.num_free_blocks == self.setting.num_blocks
-        assert tagma.tokens == paged.tokens
+        self.memory.check_all()
+        self.seen["moves"] += self.memory.num_moves
         allocator = tagma.manager.block_pool.allocator
         allocator.check_invariants()
         self.seen["evictions"] += allocator.stats()["evicted_blocks"]
