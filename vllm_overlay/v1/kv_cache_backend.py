@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vllm.logger import init_logger
+
 if TYPE_CHECKING:
     import torch
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from vllm.v1.metrics.loggers import AggregateStatLoggerBase
     from vllm.v1.worker.gpu.block_table import BlockTables
     from vllm.v1.worker.gpu.kv_connector import KVConnector
+
+logger = init_logger(__name__)
 
 
 def uses_tagma(cache_config: "CacheConfig | None") -> bool:
@@ -59,12 +63,15 @@ def kv_cache_manager_cls(
         TagmaKVCacheManager,
     )
 
-    return partial(
-        TagmaKVCacheManager
-        if vllm_config.kv_transfer_config is None
-        else TagmaConnectorKVCacheManager,
-        move_bytes=vllm_config.cache_config.kv_cache_block_move_bytes,
-    )
+    from vllm.v1.tagma_refusals import reason_not_to_move_blocks
+
+    move_bytes = vllm_config.cache_config.kv_cache_block_move_bytes
+    if move_bytes and (reason := reason_not_to_move_blocks(vllm_config)):
+        logger.warning("KV cache blocks are not moved, so ranges are many: %s.", reason)
+        move_bytes = 0
+    if vllm_config.kv_transfer_config is None:
+        return partial(TagmaKVCacheManager, move_bytes=move_bytes)
+    return partial(TagmaConnectorKVCacheManager, move_bytes=move_bytes)
 
 
 def block_tables_cls(

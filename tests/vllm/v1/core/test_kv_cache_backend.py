@@ -346,6 +346,26 @@ def test_connectors_are_served(model: str, kv_transfer_config: dict) -> None:
     assert cls.func.__name__ == "TagmaConnectorKVCacheManager"
 
 
+MORIIO = {"kv_connector": "MoRIIOConnector", "kv_role": "kv_both"}
+READING = MORIIO | {"kv_connector_extra_config": {"read_mode": "true"}}
+
+
+@pytest.mark.parametrize(
+    "kv_transfer_config, moves",
+    [(MORIIO, False), (READING, True), (several(MORIIO), False)],
+    ids=["writing", "reading", "writing, in Multi"],
+)
+def test_no_block_moves_where_others_write_before_the_workers_know(
+    model: str, kv_transfer_config: dict, moves: bool
+) -> None:
+    config = make_config(model)
+    config.kv_transfer_config = KVTransferConfig(**kv_transfer_config)
+    manager = kv_cache_manager_cls(config, KVCacheManager)
+    assert (manager.keywords["move_bytes"] > 0) == moves
+    config.cache_config.kv_cache_backend = "paged"
+    assert kv_cache_manager_cls(config, KVCacheManager) is KVCacheManager
+
+
 def test_paged_accepts_what_tagma_refuses(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
