@@ -68,6 +68,7 @@ class Allocation {
   // there are enough; without moves there always are.
   bool place_displaced() { return relocation_.place_displaced(); }
   int32_t num_displaced() const { return relocation_.num_displaced(); }
+  const Gather& gather() const { return gather_; }
 
   // Takes one range, or returns the longest that there is.
   Range take_one(int32_t count, int32_t copies) {
@@ -390,10 +391,12 @@ inline int32_t Allocation::take_for(Group* group, int32_t copies) {
     consider(pieces_[group->first - 1].range.end(), true);
   }
   consider(pieces_[group->end].range.start - group->count, false);
-  const Window window = search_.find(wish);
-  if (window.range.count == group->count &&
-      window.cost + Placement::kRangeCost < least) {
-    best = window.range;
+  if (least > Placement::kRangeCost) {
+    const Window window = search_.find(wish);
+    if (window.range.count == group->count &&
+        window.cost + Placement::kRangeCost < least) {
+      best = window.range;
+    }
   }
   group->targets = targets_.size();
   const int32_t moves =
@@ -413,7 +416,10 @@ inline void Allocation::take_last(Group* last, Wish wish) {
     cost_in_place = search_.cost_of({end, length}, wish, true);
   }
   last_.clear();
-  const Window window = search_.find(wish);
+  Window window;
+  if (cost_in_place > Placement::kRangeCost) {
+    window = search_.find(wish);
+  }
   if (window.range.count == length &&
       window.cost + Placement::kRangeCost < cost_in_place) {
     take({window.range.start, wish.count}, &last_);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -30,28 +31,50 @@ class Gather {
 
   // Sets `moves` of each piece, of which those from `first` on may move, so
   // that at most `copies` blocks are copied. `has_room`: the new blocks can go
-  // on behind the last piece where it is. O(pieces), 64 times at most.
+  // on behind the last piece where it is.
   void choose(std::vector<Piece>* pieces, size_t first, bool has_room,
               int32_t copies) {
-    num_looks_ = 0;
     if (copies <= 0 || first >= pieces->size()) {
       return;
     }
     // If too many would be copied, copies are made dearer: moving a part of
-    // what was chosen would leave it in pieces all the same.
-    for (float price = Placement::kGatherCost;
-         price < 3 * Placement::kRangeCost; price *= 1.1f) {
-      if (choose_at(price, pieces, first, has_room) <= copies) {
-        return;
+    // what was chosen would leave it in pieces all the same. The dearer they
+    // are, the fewer are chosen.
+    const auto copies_at = [&](int price) {
+      return choose_at(kPrices[price], pieces, first, has_room);
+    };
+    if (copies_at(0) <= copies) {
+      return;
+    }
+    int low = 1;
+    int high = kNumPrices;
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (copies_at(middle) <= copies) {
+        high = middle;
+      } else {
+        low = middle + 1;
       }
+    }
+    if (low < kNumPrices) {
+      copies_at(low);
+      return;
     }
     for (Piece& piece : *pieces) {
       piece.moves = false;
     }
   }
 
-  // Pieces looked at by the last choice.
+  // Pieces looked at since the beginning, and how often one is for a choice at
+  // most: at the least price, while the right one is found, and at that.
   int64_t num_looks() const { return num_looks_; }
+  static constexpr int64_t most_looks() {
+    int64_t looks = 2;
+    for (int prices = 1; prices < kNumPrices; prices *= 2) {
+      ++looks;
+    }
+    return looks;
+  }
 
  private:
   struct Costs {
@@ -60,6 +83,27 @@ class Gather {
     bool stay_after_move;  // How the lesser costs came about.
     bool move_after_move;
   };
+
+  // Of a copy, from what it is worth up to where hardly any is.
+  static constexpr float kDearest = 3 * Placement::kRangeCost;
+  static constexpr float kDearer = 1.1f;
+  static constexpr int kNumPrices = [] {
+    int count = 0;
+    for (float price = Placement::kGatherCost; price < kDearest;
+         price *= kDearer) {
+      ++count;
+    }
+    return count;
+  }();
+  static constexpr std::array<float, kNumPrices> kPrices = [] {
+    std::array<float, kNumPrices> prices{};
+    float price = Placement::kGatherCost;
+    for (float& next : prices) {
+      next = price;
+      price *= kDearer;
+    }
+    return prices;
+  }();
 
   // Returns what the choice costs in copies, with what has to make room.
   double choose_at(float price, std::vector<Piece>* pieces, size_t first,

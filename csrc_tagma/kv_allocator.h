@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "allocation.h"
+#include "gather.h"
 #include "headroom.h"
 #include "kv_ranges.h"
 #include "placement.h"
@@ -420,8 +421,9 @@ class KVAllocator {
   // Everything that later operations depend on, as bytes to compare.
   std::string dump() const;
 
-  // What searches have cost so far.
+  // What searches and choices of pieces have cost so far.
   const WindowSearch& search() const { return search_; }
+  const Gather& gather() const { return allocation_.gather(); }
 
  private:
   friend class Checker;

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "block_set.h"
+#include "counted_block_set.h"
 #include "extent_set.h"
 #include "kv_ranges.h"
 
@@ -30,6 +31,7 @@ class Runs {
   const ExtentSet& holes() const { return holes_; }
   int32_t num_empty() const { return holes_.num_blocks(); }
   bool is_cached(int32_t block) const { return cached_.contains(block); }
+  int32_t num_cached() const { return cached_.size(); }
   int32_t num_cached(Range range) const {
     return cached_.size() == 0 ? 0 : cached_.count(range);
   }
@@ -128,10 +130,13 @@ class Runs {
   }
 
   void join(Range range) {
-    if (runs_.length_to(range.start) == 0) {
+    const bool is_start = runs_.length_to(range.start) == 0;
+    const bool is_end = runs_.length_from(range.end()) == 0;
+    if (is_start && !is_end) {
+      starts_.replace(range.end(), range.start);
+    } else if (is_start) {
       starts_.insert(range.start);
-    }
-    if (runs_.length_from(range.end()) > 0) {
+    } else if (!is_end) {
       starts_.erase(range.end());
     }
     runs_.merge(range);
@@ -139,9 +144,10 @@ class Runs {
 
   void split_front(Range run, int32_t count) {
     runs_.cut_front(run, count);
-    starts_.erase(run.start);
     if (count < run.count) {
-      starts_.insert(run.start + count);
+      starts_.replace(run.start, run.start + count);
+    } else {
+      starts_.erase(run.start);
     }
   }
 
@@ -158,8 +164,8 @@ class Runs {
 
   ExtentSet runs_;
   ExtentSet holes_;
-  BlockSet starts_;  // First blocks of runs.
-  BlockSet cached_;  // Cached blocks of runs.
+  BlockSet starts_;         // First blocks of runs.
+  CountedBlockSet cached_;  // Cached blocks of runs.
 };
 
 inline std::string Runs::check(int32_t num_blocks) const {
@@ -190,8 +196,13 @@ inline std::string Runs::check(int32_t num_blocks) const {
       b += hole;
     }
   });
+  int32_t num_starts = 0;
+  for (int32_t b = starts_.at_or_after(0); b < num_blocks;
+       b = starts_.at_or_after(b + 1)) {
+    ++num_starts;
+  }
   if (broken.empty() &&
-      (starts != runs_.num_extents() || starts != starts_.size() ||
+      (starts != runs_.num_extents() || starts != num_starts ||
        cached != cached_.size() || empty != holes_.num_blocks())) {
     return "a run's start, cached block or hole is in no run";
   }

@@ -32,10 +32,15 @@ struct Window {
 // Looks at windows at the ends of runs and beside holes, which are as good as
 // any: between them the copies are the same wherever a window begins. Of runs
 // and of holes the longest are looked at, Placement::kRuns and kHoles of them,
-// so a search takes O(1) windows; for each, the cached blocks are counted by
-// words of 64.
+// up to those that cannot have a better window than the best so far. So a
+// search looks at kMostLooks windows, runs and holes at most; the cached blocks
+// of those that may win are counted, see CountedBlockSet.
 class WindowSearch {
  public:
+  // A hole with its run and windows beside it, or a run with windows in it.
+  static constexpr int64_t kMostLooks =
+      8 * Placement::kHoles + 5 * Placement::kRuns;
+
   WindowSearch(const Runs& runs, const Headroom& headroom)
       : runs_(runs), headroom_(headroom) {}
 
@@ -45,9 +50,12 @@ class WindowSearch {
     ++num_searches_;
     best_ = Window();
     score_ = std::numeric_limits<float>::infinity();
-    look_at_holes(wish);
-    if (wish.copies > 0) {
-      look_at_runs(wish);
+    const bool nothing_is_cached =
+        runs_.num_cached() == 0 && wish.copies >= wish.count;
+    if (wish.copies <= 0 || nothing_is_cached) {
+      look_at_holes(wish);
+    } else {
+      look_at_runs(wish, look_around_holes(wish));
     }
     return best_;
   }
@@ -74,29 +82,38 @@ class WindowSearch {
  private:
   static int32_t length_of(const Wish& wish) { return wish.count + wish.later; }
 
+  // Whatever lies between holes is out of reach, or there is nothing.
   void look_at_holes(const Wish& wish) {
+    ExtentSet::Cursor at = runs_.holes().top();
+    for (int i = 0; i < Placement::kHoles && !at.at_end();
+         ++i, at = runs_.holes().after(at)) {
+      if (is_good(wish, Placement::kCheap) || !may_win(at, wish, 0)) {
+        return;
+      }
+      ++num_looks_;
+      const Range hole = runs_.holes().at(at);
+      const bool begins_run = runs_.run_from(hole.start) > 0;
+      look_at_stretch(
+          hole, begins_run ? headroom_.reserved_before(hole.start) : 0, wish);
+    }
+  }
+
+  // Returns whether these were all holes.
+  bool look_around_holes(const Wish& wish) {
     const int32_t length = length_of(wish);
     Range run{0, 0};
     int32_t reserved = 0;
     ExtentSet::Cursor at = runs_.holes().top();
     for (int i = 0; i < Placement::kHoles && !at.at_end();
          ++i, at = runs_.holes().after(at)) {
-      if (is_good(wish, Placement::kCheap) ||
-          (wish.copies <= 0 && !may_win(at, length))) {
-        return;
+      if (is_good(wish, Placement::kCheap)) {
+        return false;
       }
+      ++num_looks_;
       const Range hole = runs_.holes().at(at);
-      const bool is_other_run =
-          hole.start < run.start || hole.start >= run.end();
-      if (is_other_run) {
+      if (hole.start < run.start || hole.start >= run.end()) {
         run = runs_.run_of(hole.start);
         reserved = headroom_.reserved_before(run.start);
-      }
-      if (wish.copies <= 0) {
-        look_at_stretch(hole, hole.start == run.start ? reserved : 0, wish);
-        continue;
-      }
-      if (is_other_run) {
         look_at_stretch(run, reserved, wish);
       }
       if (run.count >= length && hole.count < run.count) {
@@ -110,19 +127,23 @@ class WindowSearch {
         consider(run, {hole.start, std::min(most, wish.count)}, reserved, wish);
       }
     }
+    return at.at_end();
   }
 
   // Those without a hole, in which all has to be copied: the first one with
-  // room for all is as good as any.
-  void look_at_runs(const Wish& wish) {
+  // room for all is as good as any. What has a hole may be passed over if such
+  // runs have been looked at.
+  void look_at_runs(const Wish& wish, bool holes_are_done) {
     const int32_t length = length_of(wish);
+    const int32_t copies = holes_are_done ? length : 0;
     ExtentSet::Cursor at = runs_.runs().top();
     for (int i = 0; i < Placement::kRuns && !at.at_end();
          ++i, at = runs_.runs().after(at)) {
       if (is_good(wish, static_cast<float>(length) + Placement::kCheap) ||
-          !may_win(at, length)) {
+          !may_win(at, wish, copies)) {
         return;
       }
+      ++num_looks_;
       const Range run = runs_.runs().at(at);
       look_at_stretch(run, headroom_.reserved_before(run.start), wish);
     }
@@ -133,10 +154,15 @@ class WindowSearch {
     return best_.range.count == length_of(wish) && best_.cost < most;
   }
 
-  // Whether a run or hole at `at` may have a better window than the best.
-  bool may_win(ExtentSet::Cursor at, int32_t length) const {
+  // Whether a run or hole at `at`, or behind it in the walk, may have a better
+  // window than the best, if a block of that takes `copies` / length copies.
+  bool may_win(ExtentSet::Cursor at, const Wish& wish, int32_t copies) const {
+    const int32_t length = length_of(wish);
     const int32_t longest = ExtentSet::max_length(at.size_class);
-    return Placement::score(0, std::min(longest, length)) < score_;
+    const int32_t count = std::min(longest, length);
+    const float cost = Placement::least_room_cost(longest - count, wish.own);
+    return Placement::score(static_cast<float>(std::min(copies, count)) + cost,
+                            count) < score_;
   }
 
   // Windows at the ends of a run or hole, and so that its slack is shared.
@@ -153,6 +179,11 @@ class WindowSearch {
       }
       return;
     }
+    if (Placement::score(Placement::least_room_cost(slack, reserved) +
+                             Placement::least_room_cost(slack, wish.own),
+                         length) >= score_) {
+      return;
+    }
     // Where plenty is empty, the requests on both sides share it.
     const int64_t wanted = int64_t{reserved} + wish.own;
     if (wanted > 0 && slack >= Placement::kPlenty * wanted &&
@@ -161,15 +192,28 @@ class WindowSearch {
       consider(run, {run.start + before, length}, reserved, wish);
       return;
     }
-    for (const int32_t before : {0, slack, std::min(reserved, slack),
-                                 slack - std::min(wish.own, slack)}) {
+    const int32_t before = std::min(reserved, slack);
+    const int32_t behind = slack - std::min(wish.own, slack);
+    consider(run, {run.start, length}, reserved, wish);
+    if (slack > 0) {
+      consider(run, {run.start + slack, length}, reserved, wish);
+    }
+    if (before > 0 && before < slack) {
       consider(run, {run.start + before, length}, reserved, wish);
+    }
+    if (behind > 0 && behind < slack && behind != before) {
+      consider(run, {run.start + behind, length}, reserved, wish);
     }
   }
 
   void consider(Range run, Range range, int32_t reserved, const Wish& wish) {
     ++num_looks_;
     if (range.start < run.start || range.end() > run.end()) {
+      return;
+    }
+    const float room = Placement::room_cost(range.start - run.start, reserved) +
+                       Placement::room_cost(run.end() - range.end(), wish.own);
+    if (Placement::score(room, range.count) >= score_) {
       return;
     }
     const float cost = cost_in(run, range, wish, reserved);

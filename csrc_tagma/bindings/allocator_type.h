@@ -330,8 +330,7 @@ inline PyObject* allocator_set_copy_bound(PyObject* self, PyObject* arg) {
                         static_cast<long long>(copies));
   }
   constexpr int64_t kMost = KVAllocator::kNoBound;
-  engine_of(self).set_copy_bound(
-      static_cast<int32_t>(std::min(copies, kMost)));
+  engine_of(self).set_copy_bound(static_cast<int32_t>(std::min(copies, kMost)));
   Py_RETURN_NONE;
 }
 
@@ -469,15 +468,13 @@ inline PyMethodDef allocator_methods[] = {
      doc::kAllocatorTakeCopies},
     {"record_moves", allocator_record_moves, METH_O,
      doc::kAllocatorRecordMoves},
-    {"take_moves", allocator_take_moves, METH_NOARGS,
-     doc::kAllocatorTakeMoves},
+    {"take_moves", allocator_take_moves, METH_NOARGS, doc::kAllocatorTakeMoves},
     {"set_copy_bound", allocator_set_copy_bound, METH_O,
      doc::kAllocatorSetCopyBound},
     {"keep_copies_from_freed", allocator_keep_copies_from_freed, METH_O,
      doc::kAllocatorKeepCopiesFromFreed},
     {"source_of", allocator_source_of, METH_O, doc::kAllocatorSourceOf},
-    {"free_queue", allocator_free_queue, METH_NOARGS,
-     doc::kAllocatorFreeQueue},
+    {"free_queue", allocator_free_queue, METH_NOARGS, doc::kAllocatorFreeQueue},
     {"check_invariants", allocator_check_invariants, METH_NOARGS,
      doc::kAllocatorCheckInvariants},
     {"dump", allocator_dump, METH_NOARGS, doc::kAllocatorDump},
@@ -498,8 +495,8 @@ inline PyGetSetDef allocator_getset[] = {
      doc::kAllocatorLargestExtent, nullptr},
     {"max_ranges", allocator_get<&KVAllocator::max_ranges>, nullptr,
      doc::kAllocatorMaxRanges, nullptr},
-    {"copy_bound", allocator_get_copy_bound, nullptr,
-     doc::kAllocatorCopyBound, nullptr},
+    {"copy_bound", allocator_get_copy_bound, nullptr, doc::kAllocatorCopyBound,
+     nullptr},
     {"copies_left", allocator_get_copies_left, nullptr,
      doc::kAllocatorCopiesLeft, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},

@@ -353,8 +353,7 @@ class CostTest : public testing::Test {
     }
   }
 
-  // Windows that a search looks at, and searches of a call.
-  static constexpr int64_t kLooksASearch = 832;
+  // Searches of a call.
   static constexpr int64_t kSearchesACall = 16;
 
   RangeList all_;
@@ -367,7 +366,7 @@ TEST_F(CostTest, ASearchAmong10000RunsLooksAtAFewHundredWindows) {
   ASSERT_TRUE(pool.extend(&request, 20).ok());
   EXPECT_EQ(request.num_ranges(), 1u);
   EXPECT_LE(pool.search().num_looks(),
-            kLooksASearch * pool.search().num_searches());
+            WindowSearch::kMostLooks * pool.search().num_searches());
 }
 
 TEST_F(CostTest, ManyBlocksFrom28000HolesOfOneBlockTakeFewSearches) {
@@ -379,7 +378,7 @@ TEST_F(CostTest, ManyBlocksFrom28000HolesOfOneBlockTakeFewSearches) {
   EXPECT_EQ(request.num_ranges(), 8192u);
   EXPECT_LE(pool.search().num_searches() - before, kSearchesACall);
   EXPECT_LE(pool.search().num_looks(),
-            kLooksASearch * pool.search().num_searches());
+            WindowSearch::kMostLooks * pool.search().num_searches());
 }
 
 TEST_F(CostTest, AHitIn10000PiecesIsGatheredWithFewSearches) {
@@ -398,7 +397,26 @@ TEST_F(CostTest, AHitIn10000PiecesIsGatheredWithFewSearches) {
   ASSERT_TRUE(pool.extend(&request, 10).ok());
   EXPECT_LE(request.num_ranges(), 10'000u - Placement::kPieces + 1);
   EXPECT_LE(pool.search().num_searches() - before, 2 * kSearchesACall);
+  EXPECT_LE(pool.gather().num_looks(), Placement::kPieces);
   EXPECT_EQ(pool.check_invariants(), "");
+}
+
+TEST_F(CostTest, FewPricesOfACopyAreTriedWhereTheBoundIsTight) {
+  KVAllocator pool(40'000, 0);
+  pool.set_copy_bound(1'000);
+  make_runs(&pool, 10'000, 2, true);
+  RangeList rest;
+  rest.append({30'000, 10'000});
+  ASSERT_TRUE(pool.release(&rest).ok());
+  RangeList hit, request;
+  for (int32_t i = 0; i < 10'000; ++i) {
+    hit.append({i * 3, 2});
+  }
+  ASSERT_TRUE(pool.acquire(&request, hit).ok());
+  ASSERT_TRUE(pool.extend(&request, 10).ok());
+  EXPECT_GT(pool.gather().num_looks(), Placement::kPieces);
+  EXPECT_LE(pool.gather().num_looks(),
+            Gather::most_looks() * Placement::kPieces);
 }
 
 }  // namespace

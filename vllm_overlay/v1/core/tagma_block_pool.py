@@ -77,10 +77,10 @@ class FreeBlockCount:
 class TagmaBlockPool(ViewedBlockPool, BlockPool):
     """`BlockPool` over the range allocator, without an object per block.
 
-    The allocator knows which blocks are free, held or cached. It evicts in
-    upstream's order, and moves what is cached where a request is to lie; its index
-    finds cached blocks by hash, wherever they are. Whatever concerns events and metrics alone
-    is upstream's code, which reaches the blocks through views.
+    The allocator knows which blocks are free, held or cached. It evicts in upstream's
+    order, and moves what is cached where a request is to lie; its index finds cached
+    blocks by hash, wherever they are. Whatever concerns events and metrics alone is
+    upstream's code, which reaches the blocks through views.
 
     Args:
         num_gpu_blocks: The number of blocks, the null block included.

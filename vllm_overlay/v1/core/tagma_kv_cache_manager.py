@@ -94,7 +94,7 @@ class TagmaKVCacheManager(KVCacheManager):
         self._requests = self._group.req_to_blocks
         self._allocator = self.block_pool.allocator
         self._allocator.set_copy_bound(move_bytes // _block_bytes(kv_cache_config))
-        self._num_processed_steps = 0
+        self._num_steps = self._num_processed_steps = 0
         self._move_targets: set[int] = set()
         self.stats_source = TagmaStatsSource(self._allocator, self._group.block_size)
 
@@ -312,13 +312,14 @@ class TagmaKVCacheManager(KVCacheManager):
 
     def new_step_starts(self) -> None:
         super().new_step_starts()
-        self._allocator.begin_step()
+        self._num_steps = self._allocator.begin_step()
 
     def take_events(self) -> list[KVCacheEvent]:
         # The scheduler takes them once a step, when the step's output is processed,
         # and steps are processed in their order.
-        self._num_processed_steps += 1
-        self._allocator.process_step(self._num_processed_steps)
+        if self._num_processed_steps < self._num_steps:
+            self._num_processed_steps += 1
+            self._allocator.process_step(self._num_processed_steps)
         return super().take_events()
 
     def take_kv_cache_block_copies(

@@ -135,7 +135,7 @@ def test_each_backend_gets_its_own_classes(model: str) -> None:
     paged = make_config(model, kv_cache_backend="paged")
     assert kv_cache_manager_cls(paged, KVCacheManager) is KVCacheManager
     assert kv_cache_manager_cls(tagma, KVCacheManager) is not KVCacheManager
-    assert issubclass(kv_cache_manager_cls(tagma, KVCacheManager), KVCacheManager)
+    assert issubclass(kv_cache_manager_cls(tagma, KVCacheManager).func, KVCacheManager)
     assert block_tables_cls(paged, object) is object
     assert block_tables_cls(tagma, object) is not object
 
@@ -343,7 +343,7 @@ def test_connectors_are_served(model: str, kv_transfer_config: dict) -> None:
     )
     verify_kv_cache_backend(config)
     cls = kv_cache_manager_cls(config, KVCacheManager)
-    assert cls.__name__ == "TagmaConnectorKVCacheManager"
+    assert cls.func.__name__ == "TagmaConnectorKVCacheManager"
 
 
 def test_paged_accepts_what_tagma_refuses(
