@@ -29,7 +29,12 @@ class Fence {
   void begin_step() { ++scheduled_; }
   void process(int32_t step) { processed_ = step; }
 
-  void note_hashed(int32_t block) { hashed_[block] = scheduled_; }
+  void note_hashed(int32_t block) {
+    hashed_[block] = scheduled_;
+    has_hashed_ = true;
+  }
+  // Whether any block ever had a hash: without a prefix cache, none has.
+  bool has_hashed() const { return has_hashed_; }
   // Whether to keep copies out of blocks that were given back just now.
   void watch_freed(bool watches) { watches_freed_ = watches; }
   bool watches_freed() const { return watches_freed_; }
@@ -51,6 +56,7 @@ class Fence {
  private:
   BlockArray<int32_t> hashed_;  // The step that set the block's hash.
   BlockArray<int32_t> freed_;   // The first step after it was given back.
+  bool has_hashed_ = false;
   bool watches_freed_ = false;
   int32_t scheduled_ = 0;
   int32_t processed_ = 0;

@@ -49,7 +49,7 @@ class KVAllocator {
         states_(num_blocks),
         runs_(num_blocks),
         headroom_(num_blocks),
-        search_(runs_, headroom_),
+        search_(runs_, headroom_, states_.fence),
         allocation_(num_blocks, &states_, &runs_, headroom_, &search_),
         pinned_(num_blocks) {
     runs_.add_empty({0, num_blocks});

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "fence.h"
 #include "headroom.h"
 #include "kv_ranges.h"
 #include "placement.h"
@@ -41,8 +42,8 @@ class WindowSearch {
   static constexpr int64_t kMostLooks =
       8 * Placement::kHoles + 5 * Placement::kRuns;
 
-  WindowSearch(const Runs& runs, const Headroom& headroom)
-      : runs_(runs), headroom_(headroom) {}
+  WindowSearch(const Runs& runs, const Headroom& headroom, const Fence& fence)
+      : runs_(runs), headroom_(headroom), fence_(fence) {}
 
   // The best window for all of the wish, or the best for a part of it: then its
   // range is shorter. Length 0 if there is none with so few copies.
@@ -50,11 +51,13 @@ class WindowSearch {
     ++num_searches_;
     best_ = Window();
     score_ = std::numeric_limits<float>::infinity();
-    if (runs_.num_cached() == 0 && wish.copies >= wish.count) {
+    const bool nothing_is_cached =
+        runs_.num_cached() == 0 && wish.copies >= wish.count;
+    if (!fence_.has_hashed()) {
       if (!look_at_shortest_holes(wish)) {
         look_at_holes(wish);
       }
-    } else if (wish.copies <= 0) {
+    } else if (wish.copies <= 0 || nothing_is_cached) {
       look_at_holes(wish);
     } else {
       look_at_runs(wish, look_around_holes(wish));
@@ -84,27 +87,38 @@ class WindowSearch {
  private:
   static int32_t length_of(const Wish& wish) { return wish.count + wish.later; }
 
-  // Returns whether one of them has all the room that is wanted. Holes are
-  // runs.
+  // Without a prefix cache, holes are runs. Chooses the shortest with all the
+  // room that is wanted, or a vast one, in which requests lie far apart.
+  // Returns whether there is one.
   bool look_at_shortest_holes(const Wish& wish) {
-    const int32_t length = length_of(wish);
-    ExtentSet::Cursor at = runs_.holes().bottom(length + wish.own);
+    const ExtentSet& holes = runs_.holes();
+    if (take_share(holes.longest(1), Placement::kVast, wish)) {
+      return true;
+    }
+    ExtentSet::Cursor at = holes.bottom(length_of(wish) + wish.own);
     for (int i = 1; i <= Placement::kShortest && !at.at_end(); ++i) {
-      ++num_looks_;
-      const Range hole = runs_.holes().at(at);
-      const int32_t slack = hole.count - length;
-      const int32_t reserved =
-          Placement::later_headroom(headroom_.reserved_before(hole.start));
-      if (slack >= wish.own + reserved) {
-        const int32_t before =
-            Placement::share_in_front(slack, reserved, wish.own);
-        consider(hole, {hole.start + before, length}, reserved, wish);
+      if (take_share(holes.at(at), 1, wish)) {
         return true;
       }
-      at = i % Placement::kAlike == 0 ? runs_.holes().above_class(at)
-                                      : runs_.holes().above(at);
+      at = i % Placement::kAlike == 0 ? holes.above_class(at) : holes.above(at);
     }
     return false;
+  }
+
+  // Chooses a window in a hole if that has the room of both requests `times`
+  // times. Returns whether it has.
+  bool take_share(Range hole, int32_t times, const Wish& wish) {
+    ++num_looks_;
+    const int32_t length = length_of(wish);
+    const int32_t reserved =
+        Placement::later_headroom(headroom_.reserved_before(hole.start));
+    if (hole.count / times < int64_t{length} + wish.own + reserved) {
+      return false;
+    }
+    const int32_t before =
+        Placement::share_in_front(hole.count - length, reserved, wish.own);
+    consider(hole, {hole.start + before, length}, reserved, wish);
+    return true;
   }
 
   // Whatever lies between holes is out of reach, or there is nothing.
@@ -265,6 +279,7 @@ class WindowSearch {
 
   const Runs& runs_;
   const Headroom& headroom_;
+  const Fence& fence_;
   Window best_;
   float score_ = 0;
   int64_t num_looks_ = 0;
