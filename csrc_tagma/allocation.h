@@ -365,7 +365,7 @@ inline void Allocation::find_groups() {
               }
               return a.count != b.count ? a.count > b.count : a.first < b.first;
             });
-  while (groups_.size() > Placement::kSearches) {
+  while (groups_.size() > Placement::kGroups) {
     for (size_t i = groups_.back().first; i < groups_.back().end; ++i) {
       pieces_[i].moves = false;
     }

@@ -27,7 +27,10 @@ struct Piece {
 // and a range if the one before stays.
 class Gather {
  public:
-  explicit Gather(int32_t num_blocks) { costs_.reserve(num_blocks + 1); }
+  explicit Gather(int32_t num_blocks) {
+    costs_.reserve(num_blocks + 1);
+    chosen_.reserve(num_blocks + 1);
+  }
 
   // Sets `moves` of each piece, of which those from `first` on may move, so
   // that at most `copies` blocks are copied. `has_room`: the new blocks can go
@@ -37,9 +40,9 @@ class Gather {
     if (copies <= 0 || first >= pieces->size()) {
       return;
     }
-    // If too many would be copied, copies are made dearer: moving a part of
-    // what was chosen would leave it in pieces all the same. The dearer they
-    // are, the fewer are chosen.
+    // If too many would be copied, copies are made dearer: that keeps the
+    // pieces that are joined by the fewest. The dearer they are, the fewer are
+    // chosen.
     const auto copies_at = [&](int price) {
       return choose_at(kPrices[price], pieces, first, has_room);
     };
@@ -56,20 +59,24 @@ class Gather {
         low = middle + 1;
       }
     }
-    if (low < kNumPrices) {
-      copies_at(low);
-      return;
-    }
+    // Where the pieces are alike, a little dearer is from all of them to none:
+    // as many as may be are taken of those that the next lower price chooses.
+    copies_at(low - 1);
+    chosen_.clear();
     for (Piece& piece : *pieces) {
+      chosen_.push_back(piece.moves);
       piece.moves = false;
     }
+    const double copied = low < kNumPrices ? copies_at(low) : 0;
+    choose_more(pieces, first, copies - copied);
   }
 
   // Pieces looked at since the beginning, and how often one is for a choice at
-  // most: at the least price, while the right one is found, and at that.
+  // most: at the least price, while the right one is found, and at it and the
+  // one below.
   int64_t num_looks() const { return num_looks_; }
   static constexpr int64_t most_looks() {
-    int64_t looks = 2;
+    int64_t looks = 3;
     for (int prices = 1; prices < kNumPrices; prices *= 2) {
       ++looks;
     }
@@ -138,7 +145,23 @@ class Gather {
     return copies;
   }
 
+  // Lets more of the chosen pieces move, the first ones, for `copies` at most.
+  void choose_more(std::vector<Piece>* pieces, size_t first, double copies) {
+    for (size_t i = first; i < pieces->size(); ++i) {
+      Piece& piece = (*pieces)[i];
+      if (!chosen_[i] || piece.moves) {
+        continue;
+      }
+      copies -= double{Placement::kGatherCost} * piece.range.count;
+      if (copies < 0) {
+        return;
+      }
+      piece.moves = true;
+    }
+  }
+
   std::vector<Costs> costs_;
+  std::vector<uint8_t> chosen_;  // By a price that is too low.
   int64_t num_looks_ = 0;
 };
 

@@ -103,8 +103,8 @@ class KVAllocator {
   // ---- Moves. ----
 
   // Bounds the copies that an admission may make to gather its hit; those of a
-  // step make half as many more at most, for whatever. With 0 no block is ever
-  // moved: a request gets the blocks that the order of eviction leaves.
+  // step make nearly half as many more at most, for whatever. With 0 no block
+  // is ever moved: a request gets the blocks that the order of eviction leaves.
   void set_copy_bound(int32_t copies) {
     copy_bound_ = std::max(copies, 0);
     copies_left_ = Placement::copies_a_step(copy_bound_);
@@ -533,9 +533,7 @@ class KVAllocator {
     const bool is_admission = !request->is_extended();
     allocation_.hand_over(request, appended);
     const int32_t moves = finish();
-    if (is_admission) {
-      copies_left_ = std::max(copies_left_ - moves, 0);
-    }
+    copies_left_ = std::max(copies_left_ - moves, 0);
     stats_.spills += !is_admission && request->num_ranges() > ranges_before;
     request->grown_ = growth(*request, n);
     headroom_.place(request->ranges_.back().end() - 1, request->grown_,
@@ -871,7 +869,7 @@ class KVAllocator {
   Allocation allocation_;
 
   int32_t copy_bound_ = 0;
-  int32_t copies_left_ = 0;  // For this step's admissions.
+  int32_t copies_left_ = 0;  // For this step's requests.
   BlockSet pinned_;  // Cache-only blocks that may not be moved yet, and others.
   std::vector<int32_t> evicted_;
   KVStats stats_;  // What is counted as it happens.

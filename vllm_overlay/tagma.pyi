@@ -303,7 +303,7 @@ class KVAllocator:
     def set_copy_bound(self, copies: int | None, /) -> None:
         """Bound the copies that an admission may make; None means no bound.
 
-        Those of a step make half as many more at most. With 0 no block is ever
+        Those of a step make nearly half as many more at most. With 0 no block is ever
         moved: a request gets the blocks that have left the cache.
 
         Raises:

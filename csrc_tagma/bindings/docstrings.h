@@ -319,7 +319,7 @@ inline constexpr char kAllocatorSetCopyBound[] =
 
 Bound the copies that an admission may make; None means no bound.
 
-Those of a step make half as many more at most. With 0 no block is ever
+Those of a step make nearly half as many more at most. With 0 no block is ever
 moved: a request gets the blocks that have left the cache.
 
 Raises:

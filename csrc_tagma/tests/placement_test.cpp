@@ -244,15 +244,15 @@ TEST_F(PlacementTest, TheAdmissionsOfAStepShareTheirCopies) {
   free_cached({20, 2});
   free_cached({30, 2});
   free_empty({40, 12});
-  pool_.set_copy_bound(12);  // 18 a step.
+  pool_.set_copy_bound(12);  // 17 a step.
   RangeList request = hit({{10, 2}, {20, 2}, {30, 2}});
   extend(&request, 4);
   EXPECT_EQ(request.num_ranges(), 1u);
   const auto spent = static_cast<int32_t>(take_copies().size());
   EXPECT_EQ(spent, 6);
-  EXPECT_EQ(pool_.copies_left(), 18 - spent);
+  EXPECT_EQ(pool_.copies_left(), 17 - spent);
   pool_.begin_step();
-  EXPECT_EQ(pool_.copies_left(), 18);
+  EXPECT_EQ(pool_.copies_left(), 17);
 }
 
 TEST_F(PlacementTest, ABlockIsNotMovedBeforeItsStepHasBeenProcessed) {
