@@ -3,6 +3,7 @@ PYTHON  ?= python3
 DEVICE  ?= cpu
 MODE    ?= precompiled
 MODEL   ?=
+TRACE   ?=
 ARGS    ?=
 SECONDS ?= 60
 RELEASE ?=
@@ -11,7 +12,7 @@ TOOLS := build/tools/bin/python -m tools
 READY := build/tools/ready
 
 .PHONY: serve test apply build develop demo bench-engine bench-host bench-kernel
-.PHONY: kernel-report soak fuzz replay export lock style help clean status push pop refresh
+.PHONY: bench-placement kernel-report soak fuzz replay export lock style help clean status push pop refresh
 .PHONY: lint-series rebase matrix
 .DEFAULT_GOAL := serve
 
@@ -39,10 +40,13 @@ bench-engine: $(READY) ## the C++ engine beside an allocator on std::map
 bench-host: $(READY) ## the paged and the tagma manager on the scheduler's thread
 	$(TOOLS) bench-host
 
+bench-placement: $(READY) ## ranges per request and copies; TRACE=FILE replays one too
+	$(TOOLS) bench-placement $(if $(TRACE),--trace "$(TRACE)") $(ARGS)
+
 soak: $(READY) ## 200,000 steps of the scheduler on a full pool
 	$(TOOLS) soak
 
-bench-kernel: $(READY) ## the write path's kernels beside the paged ones, on a GPU
+bench-kernel: $(READY) ## the write path's kernels and block copies beside upstream's, on a GPU
 	$(TOOLS) bench-kernel
 
 kernel-report: $(READY) ## what those kernels compile to; needs no GPU

@@ -83,25 +83,18 @@ class KVAllocator:
 
     Args:
         num_blocks: Size of the pool; block ids are in [0, num_blocks).
-        alignment: What allocated starts and counts are multiples of, in
-            blocks. Must divide `num_blocks`.
         max_ranges: Most ranges that a request may have; 0 means no cap.
 
     """
 
-    def __new__(
-        cls, num_blocks: int, alignment: int = 1, max_ranges: int = 256
-    ) -> KVAllocator: ...
+    def __new__(cls, num_blocks: int, max_ranges: int = 256) -> KVAllocator: ...
     @property
     def num_blocks(self) -> int:
         """Number of blocks in the pool."""
 
     @property
     def num_free_blocks(self) -> int:
-        """Number of blocks that an allocation can get: free or cache-only.
-
-        With an alignment, only blocks of aligned groups that no request holds.
-        """
+        """Number of blocks that an allocation can get: free or cache-only."""
 
     @property
     def num_cache_only_blocks(self) -> int:
@@ -124,14 +117,18 @@ class KVAllocator:
         """Most ranges that a request may have; 0 means no cap."""
 
     @property
-    def alignment(self) -> int:
-        """What starts and counts are multiples of, in blocks."""
+    def copy_bound(self) -> int | None:
+        """Most copies of an admission, or None. See `set_copy_bound()`."""
+
+    @property
+    def copies_left(self) -> int | None:
+        """Copies that are left for the step's further admissions, or None."""
 
     def allocate(self, count: int, /) -> tuple[int, int]:
         """Take `count` contiguous blocks and return (start, count), in blocks.
 
         Each block gets one request reference; drop it with `release_blocks()`.
-        `count` is rounded up to the alignment. What is cached there is evicted.
+        What is cached there is moved.
 
         Raises:
             OutOfBlocksError: There is no such stretch; nothing has changed.
@@ -147,10 +144,14 @@ class KVAllocator:
         `expected` more are sure to follow, as for a prompt's later chunks: room
         for them is wanted behind these.
 
-        `count` is rounded up to the alignment. The last range grows in place
-        where the blocks behind it are free, or cached but long unused; else the
-        blocks come from where least is lost: room first, then cached blocks by
-        how recently they were used. What is cached there is evicted.
+        As many blocks leave the cache as upstream's queue would give away, in
+        its order. The last range grows in place where no request holds the
+        blocks behind it; else the blocks come from where least is lost. What is
+        still cached there is moved to where blocks have left the cache.
+
+        The first call takes what was acquired for the request's prefix, whose
+        pieces it may move together if nobody else holds them: read the ids
+        afterwards.
 
         Returns:
             Just the new blocks, as a view for reading: it holds no references
@@ -181,8 +182,9 @@ class KVAllocator:
             ranges) and `ranges_per_request` (number of requests by their number
             of ranges: "1", "2", "3-4" to "129-256", ">256"). Since the pool was
             made: `spills` (growths that needed a further range),
-            `window_evictions` (ranges for which cached blocks were evicted),
-            `evicted_blocks`, `cap_events` (calls that failed for `max_ranges`).
+            `evicted_blocks`, `kept_blocks` (moved, and so still cached),
+            `block_copies` (that `take_copies()` returned), `cap_events` (calls that
+            failed for `max_ranges`).
 
         """
 
@@ -265,6 +267,64 @@ class KVAllocator:
 
     def clear_evicted(self) -> None:
         """Do as `take_evicted()` does, without making the list."""
+
+    def begin_step(self) -> int:
+        """Tell that a step is being scheduled and return its number, from 1 on."""
+
+    def process_step(self, step: int, /) -> None:
+        """Tell that the workers have done a step and all before it.
+
+        Blocks whose hashes it set may be moved from now on.
+
+        Raises:
+            ValueError: The step has not begun, or a later one was processed.
+
+        """
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """Return the copies that the step's moves come to, as (source, target).
+
+        The workers make them before anything else of the step. They read all
+        sources before they write any target, or make the copies in this order:
+        each block is written after it has been read, but for cycles, which come
+        last. A block is the target of one copy at most.
+        """
+
+    def record_moves(self, record: bool, /) -> None:
+        """Keep moves for `take_moves()`, or stop that."""
+
+    def take_moves(self) -> list[tuple[int, int]]:
+        """Return the moves recorded since the last call, as (from, to), in order.
+
+        By the ids that blocks had then; `num_blocks` stands for a place where a
+        content waited. The list grows until it is taken.
+        """
+
+    def set_copy_bound(self, copies: int | None, /) -> None:
+        """Bound the copies that an admission may make; None means no bound.
+
+        Those of a step make nearly half as many more at most. With 0 no block is ever
+        moved: a request gets the blocks that have left the cache.
+
+        Raises:
+            ValueError: The bound is negative.
+
+        """
+
+    def keep_copies_from_freed(self, keep: bool, /) -> None:
+        """Keep copies out of blocks given back since the last processed step.
+
+        For a connector that reads them still, and is not told of copies.
+        """
+
+    def source_of(self, block_id: int, /) -> int:
+        """Return where the block's content is until the step's copies are made."""
+
+    def free_queue(self) -> list[int]:
+        """Return the blocks that no request holds, the next to be given away first.
+
+        For tests: -1 stands for an empty one, since any will do.
+        """
 
     def check_invariants(self) -> None:
         """Raise RuntimeError for the first broken invariant. Scans the pool."""

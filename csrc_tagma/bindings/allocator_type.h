@@ -32,26 +32,18 @@ inline RangeList reversed(const RangeList& blocks) {
 
 inline PyObject* allocator_new(PyTypeObject* type, PyObject* args,
                                PyObject* kwargs) {
-  static const char* keywords[] = {"num_blocks", "alignment", "max_ranges",
-                                   nullptr};
+  static const char* keywords[] = {"num_blocks", "max_ranges", nullptr};
   Py_ssize_t num_blocks = 0;
-  Py_ssize_t alignment = 1;
   Py_ssize_t max_ranges = 256;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "n|nn:KVAllocator",
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "n|n:KVAllocator",
                                    const_cast<char**>(keywords), &num_blocks,
-                                   &alignment, &max_ranges)) {
+                                   &max_ranges)) {
     return nullptr;
   }
   if (num_blocks < 1 || num_blocks > kMaxBlocks) {
     return PyErr_Format(PyExc_ValueError,
                         "num_blocks must be in [1, %d], got %zd", kMaxBlocks,
                         num_blocks);
-  }
-  if (alignment < 1 || num_blocks % alignment != 0) {
-    return PyErr_Format(PyExc_ValueError,
-                        "alignment must be at least 1 and divide num_blocks "
-                        "(%zd), got %zd; round num_blocks down to a multiple",
-                        num_blocks, alignment);
   }
   if (max_ranges < 0 || max_ranges > kMaxBlocks) {
     return PyErr_Format(PyExc_ValueError,
@@ -68,8 +60,7 @@ inline PyObject* allocator_new(PyTypeObject* type, PyObject* args,
   PyObject* ready = guarded([&]() -> PyObject* {
     as_allocator(self)->state = state;
     as_allocator(self)->engine = new KVAllocator(
-        static_cast<int32_t>(num_blocks), static_cast<int32_t>(alignment),
-        static_cast<int32_t>(max_ranges));
+        static_cast<int32_t>(num_blocks), static_cast<int32_t>(max_ranges));
     return self;
   });
   if (ready == nullptr) {
@@ -263,6 +254,120 @@ inline PyObject* allocator_clear_evicted(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
+// ---- Moves. ----
+
+inline PyObject* allocator_begin_step(PyObject* self, PyObject*) {
+  return PyLong_FromLong(engine_of(self).begin_step());
+}
+
+inline PyObject* allocator_process_step(PyObject* self, PyObject* arg) {
+  int64_t step = 0;
+  if (!parse_int(arg, &step)) {
+    return nullptr;
+  }
+  KVAllocator& engine = engine_of(self);
+  if (step < engine.processed_step() || step > engine.scheduled_step()) {
+    return PyErr_Format(PyExc_ValueError,
+                        "step %lld is processed after step %d, and the last "
+                        "that begun is %d; process steps in their order",
+                        static_cast<long long>(step), engine.processed_step(),
+                        engine.scheduled_step());
+  }
+  engine.process_step(static_cast<int32_t>(step));
+  Py_RETURN_NONE;
+}
+
+inline PyObject* list_of_copies(const std::vector<Copy>& copies) {
+  return list_of(static_cast<int64_t>(copies.size()), [&](auto add) {
+    return std::all_of(copies.begin(), copies.end(), [&](const Copy& copy) {
+      return add(Py_BuildValue("(ii)", copy.from, copy.to));
+    });
+  });
+}
+
+inline PyObject* allocator_take_copies(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    std::vector<Copy> copies;
+    engine_of(self).take_copies(&copies);
+    return list_of_copies(copies);
+  });
+}
+
+inline PyObject* allocator_record_moves(PyObject* self, PyObject* record) {
+  const int records = PyObject_IsTrue(record);
+  if (records < 0) {
+    return nullptr;
+  }
+  engine_of(self).record_moves(records != 0);
+  Py_RETURN_NONE;
+}
+
+inline PyObject* allocator_take_moves(PyObject* self, PyObject*) {
+  PyObject* moves = list_of_copies(engine_of(self).moves());
+  if (moves != nullptr) {
+    engine_of(self).clear_moves();
+  }
+  return moves;
+}
+
+// Copies, of which there may be any number.
+inline PyObject* copies_or_none(int32_t copies) {
+  if (copies >= KVAllocator::kNoBound) {
+    Py_RETURN_NONE;
+  }
+  return PyLong_FromLong(copies);
+}
+
+inline PyObject* allocator_set_copy_bound(PyObject* self, PyObject* arg) {
+  int64_t copies = KVAllocator::kNoBound;
+  if (arg != Py_None && !parse_int(arg, &copies)) {
+    return nullptr;
+  }
+  if (copies < 0) {
+    return PyErr_Format(PyExc_ValueError,
+                        "the bound must be at least 0 copies, got %lld; None "
+                        "means no bound",
+                        static_cast<long long>(copies));
+  }
+  constexpr int64_t kMost = KVAllocator::kNoBound;
+  engine_of(self).set_copy_bound(static_cast<int32_t>(std::min(copies, kMost)));
+  Py_RETURN_NONE;
+}
+
+inline PyObject* allocator_keep_copies_from_freed(PyObject* self,
+                                                  PyObject* keep) {
+  const int keeps = PyObject_IsTrue(keep);
+  if (keeps < 0) {
+    return nullptr;
+  }
+  engine_of(self).keep_copies_from_freed(keeps != 0);
+  Py_RETURN_NONE;
+}
+
+inline PyObject* allocator_source_of(PyObject* self, PyObject* block_id) {
+  return with_block(self, block_id, [self](int32_t block) {
+    return PyLong_FromLong(engine_of(self).source_of(block));
+  });
+}
+
+inline PyObject* allocator_free_queue(PyObject* self, PyObject*) {
+  const KVAllocator& engine = engine_of(self);
+  return list_of(engine.num_free_blocks(), [&](auto add) {
+    bool ok = true;
+    engine.for_each_free(
+        [&](int32_t block) { ok = ok && add(PyLong_FromLong(block)); });
+    return ok;
+  });
+}
+
+inline PyObject* allocator_get_copy_bound(PyObject* self, void*) {
+  return copies_or_none(engine_of(self).copy_bound());
+}
+
+inline PyObject* allocator_get_copies_left(PyObject* self, void*) {
+  return copies_or_none(engine_of(self).copies_left());
+}
+
 inline PyObject* allocator_stats(PyObject* self, PyObject*) {
   const KVStats stats = engine_of(self).stats();
   PyObject* dict = PyDict_New();
@@ -278,8 +383,9 @@ inline PyObject* allocator_stats(PyObject* self, PyObject*) {
       {"largest_extent", stats.largest_extent},
       {"requests", stats.requests},
       {"spills", stats.spills},
-      {"window_evictions", stats.window_evictions},
       {"evicted_blocks", stats.evicted_blocks},
+      {"kept_blocks", stats.kept_blocks},
+      {"block_copies", stats.block_copies},
       {"cap_events", stats.cap_events},
   };
   for (const auto& [key, value] : counts) {
@@ -355,6 +461,20 @@ inline PyMethodDef allocator_methods[] = {
      doc::kAllocatorTakeEvicted},
     {"clear_evicted", allocator_clear_evicted, METH_NOARGS,
      doc::kAllocatorClearEvicted},
+    {"begin_step", allocator_begin_step, METH_NOARGS, doc::kAllocatorBeginStep},
+    {"process_step", allocator_process_step, METH_O,
+     doc::kAllocatorProcessStep},
+    {"take_copies", allocator_take_copies, METH_NOARGS,
+     doc::kAllocatorTakeCopies},
+    {"record_moves", allocator_record_moves, METH_O,
+     doc::kAllocatorRecordMoves},
+    {"take_moves", allocator_take_moves, METH_NOARGS, doc::kAllocatorTakeMoves},
+    {"set_copy_bound", allocator_set_copy_bound, METH_O,
+     doc::kAllocatorSetCopyBound},
+    {"keep_copies_from_freed", allocator_keep_copies_from_freed, METH_O,
+     doc::kAllocatorKeepCopiesFromFreed},
+    {"source_of", allocator_source_of, METH_O, doc::kAllocatorSourceOf},
+    {"free_queue", allocator_free_queue, METH_NOARGS, doc::kAllocatorFreeQueue},
     {"check_invariants", allocator_check_invariants, METH_NOARGS,
      doc::kAllocatorCheckInvariants},
     {"dump", allocator_dump, METH_NOARGS, doc::kAllocatorDump},
@@ -375,8 +495,10 @@ inline PyGetSetDef allocator_getset[] = {
      doc::kAllocatorLargestExtent, nullptr},
     {"max_ranges", allocator_get<&KVAllocator::max_ranges>, nullptr,
      doc::kAllocatorMaxRanges, nullptr},
-    {"alignment", allocator_get<&KVAllocator::alignment>, nullptr,
-     doc::kAllocatorAlignment, nullptr},
+    {"copy_bound", allocator_get_copy_bound, nullptr, doc::kAllocatorCopyBound,
+     nullptr},
+    {"copies_left", allocator_get_copies_left, nullptr,
+     doc::kAllocatorCopiesLeft, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 

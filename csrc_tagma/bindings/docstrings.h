@@ -73,7 +73,7 @@ Raises:
     ValueError: The buffer is too short; nothing was written.)";
 
 inline constexpr char kAllocator[] =
-    R"(KVAllocator(num_blocks, alignment=1, max_ranges=256)
+    R"(KVAllocator(num_blocks, max_ranges=256)
 --
 
 A pool of KV blocks, given out as contiguous ranges.
@@ -85,17 +85,13 @@ first every block is free.
 
 Args:
     num_blocks: Size of the pool; block ids are in [0, num_blocks).
-    alignment: What allocated starts and counts are multiples of, in
-        blocks. Must divide `num_blocks`.
     max_ranges: Most ranges that a request may have; 0 means no cap.)";
 
 inline constexpr char kAllocatorNumBlocks[] =
     R"(Number of blocks in the pool.)";
 
 inline constexpr char kAllocatorNumFreeBlocks[] =
-    R"(Number of blocks that an allocation can get: free or cache-only.
-
-With an alignment, only blocks of aligned groups that no request holds.)";
+    R"(Number of blocks that an allocation can get: free or cache-only.)";
 
 inline constexpr char kAllocatorNumCacheOnlyBlocks[] =
     R"(Number of blocks that only the cache holds.)";
@@ -111,8 +107,11 @@ shorter.)";
 inline constexpr char kAllocatorMaxRanges[] =
     R"(Most ranges that a request may have; 0 means no cap.)";
 
-inline constexpr char kAllocatorAlignment[] =
-    R"(What starts and counts are multiples of, in blocks.)";
+inline constexpr char kAllocatorCopyBound[] =
+    R"(Most copies of an admission, or None. See `set_copy_bound()`.)";
+
+inline constexpr char kAllocatorCopiesLeft[] =
+    R"(Copies that are left for the step's further admissions, or None.)";
 
 inline constexpr char kAllocatorAllocate[] = R"(allocate($self, count, /)
 --
@@ -120,7 +119,7 @@ inline constexpr char kAllocatorAllocate[] = R"(allocate($self, count, /)
 Take `count` contiguous blocks and return (start, count), in blocks.
 
 Each block gets one request reference; drop it with `release_blocks()`.
-`count` is rounded up to the alignment. What is cached there is evicted.
+What is cached there is moved.
 
 Raises:
     OutOfBlocksError: There is no such stretch; nothing has changed.)";
@@ -139,10 +138,14 @@ Append `count` blocks to the request.
 `expected` more are sure to follow, as for a prompt's later chunks: room
 for them is wanted behind these.
 
-`count` is rounded up to the alignment. The last range grows in place
-where the blocks behind it are free, or cached but long unused; else the
-blocks come from where least is lost: room first, then cached blocks by
-how recently they were used. What is cached there is evicted.
+As many blocks leave the cache as upstream's queue would give away, in
+its order. The last range grows in place where no request holds the
+blocks behind it; else the blocks come from where least is lost. What is
+still cached there is moved to where blocks have left the cache.
+
+The first call takes what was acquired for the request's prefix, whose
+pieces it may move together if nobody else holds them: read the ids
+afterwards.
 
 Returns:
     Just the new blocks, as a view for reading: it holds no references
@@ -173,8 +176,9 @@ Returns:
     ranges) and `ranges_per_request` (number of requests by their number
     of ranges: "1", "2", "3-4" to "129-256", ">256"). Since the pool was
     made: `spills` (growths that needed a further range),
-    `window_evictions` (ranges for which cached blocks were evicted),
-    `evicted_blocks`, `cap_events` (calls that failed for `max_ranges`).)";
+    `evicted_blocks`, `kept_blocks` (moved, and so still cached),
+    `block_copies` (that `take_copies()` returned), `cap_events` (calls that
+    failed for `max_ranges`).)";
 
 inline constexpr char kAllocatorAcquire[] =
     R"(acquire($self, ranges, block_ids, /)
@@ -269,6 +273,77 @@ inline constexpr char kAllocatorClearEvicted[] = R"(clear_evicted($self, /)
 --
 
 Do as `take_evicted()` does, without making the list.)";
+
+inline constexpr char kAllocatorBeginStep[] = R"(begin_step($self, /)
+--
+
+Tell that a step is being scheduled and return its number, from 1 on.)";
+
+inline constexpr char kAllocatorProcessStep[] = R"(process_step($self, step, /)
+--
+
+Tell that the workers have done a step and all before it.
+
+Blocks whose hashes it set may be moved from now on.
+
+Raises:
+    ValueError: The step has not begun, or a later one was processed.)";
+
+inline constexpr char kAllocatorTakeCopies[] = R"(take_copies($self, /)
+--
+
+Return the copies that the step's moves come to, as (source, target).
+
+The workers make them before anything else of the step. They read all
+sources before they write any target, or make the copies in this order:
+each block is written after it has been read, but for cycles, which come
+last. A block is the target of one copy at most.)";
+
+inline constexpr char kAllocatorRecordMoves[] =
+    R"(record_moves($self, record, /)
+--
+
+Keep moves for `take_moves()`, or stop that.)";
+
+inline constexpr char kAllocatorTakeMoves[] = R"(take_moves($self, /)
+--
+
+Return the moves recorded since the last call, as (from, to), in order.
+
+By the ids that blocks had then; `num_blocks` stands for a place where a
+content waited. The list grows until it is taken.)";
+
+inline constexpr char kAllocatorSetCopyBound[] =
+    R"(set_copy_bound($self, copies, /)
+--
+
+Bound the copies that an admission may make; None means no bound.
+
+Those of a step make nearly half as many more at most. With 0 no block is ever
+moved: a request gets the blocks that have left the cache.
+
+Raises:
+    ValueError: The bound is negative.)";
+
+inline constexpr char kAllocatorKeepCopiesFromFreed[] =
+    R"(keep_copies_from_freed($self, keep, /)
+--
+
+Keep copies out of blocks given back since the last processed step.
+
+For a connector that reads them still, and is not told of copies.)";
+
+inline constexpr char kAllocatorSourceOf[] = R"(source_of($self, block_id, /)
+--
+
+Return where the block's content is until the step's copies are made.)";
+
+inline constexpr char kAllocatorFreeQueue[] = R"(free_queue($self, /)
+--
+
+Return the blocks that no request holds, the next to be given away first.
+
+For tests: -1 stands for an empty one, since any will do.)";
 
 inline constexpr char kAllocatorCheckInvariants[] =
     R"(check_invariants($self, /)

@@ -75,10 +75,9 @@ inline PyObject* raise(AllocatorObject* self, const Result& result,
                           value, engine.ref_count(static_cast<int>(value)));
     case Status::kOutOfBlocks:
       return PyErr_Format(self->state->out_of_blocks_error,
-                          "%lld blocks (alignment %d) are needed, %lld of %d "
-                          "are free or cache-only; release a request and retry",
-                          asked, engine.alignment(), value,
-                          engine.num_blocks());
+                          "%lld blocks are needed, %lld of %d are free or "
+                          "cache-only; release a request and retry",
+                          asked, value, engine.num_blocks());
     case Status::kNoExtent:
       return PyErr_Format(self->state->out_of_blocks_error,
                           "no %lld contiguous blocks: the longest stretch that "

@@ -12,8 +12,8 @@ SECTIONS = {
         *("pin", "lock"),
     ),
     "measure": (
-        *("demo", "bench-engine", "bench-host", "bench-kernel", "kernel-report"),
-        "replay",
+        *("demo", "bench-engine", "bench-host", "bench-placement", "bench-kernel"),
+        *("kernel-report", "replay"),
     ),
     "check": (
         *("test", "style", "lint", "suite", "check-engine", "audit", "fuzz", "soak"),

@@ -1,4 +1,4 @@
-"""`bench-kernel`: the kernels of both write paths on a GPU."""
+"""`bench-kernel`: the kernels of both write paths, and of block copies, on a GPU."""
 
 from pathlib import Path
 
@@ -10,10 +10,16 @@ from tools.base.process import find_program
 from tools.base.project import Project
 from tools.cli.options import Settings, json_option
 from tools.compile import environment
-from tools.measure import kernel_bench
-from tools.measure.kernel_bench import KernelBenchmark, Skipped
+from tools.measure import copy_bench, kernel_bench
+from tools.measure.gpu_bench import GpuBenchmark, Skipped
 from tools.source.fetch import Sdist
 from tools.tree.tree import Tree
+
+_BENCHMARKS = {
+    "block-tables": kernel_bench.measure,
+    "block-copies": copy_bench.measure,
+}
+_FORMS = {".md": "Markdown", ".json": "JSON"}
 
 
 @click.command("bench-kernel")
@@ -41,46 +47,48 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Time slot mappings, and expansion against gather, on a GPU.
+    """Time slot mappings, expansion against gather, and block copies, on a GPU.
 
     Prefill and decode at 4K, 16K and 128K tokens of context, for 1, 64 and 512
-    requests of 1, 2, 8 and 64 ranges. A few minutes at most. Without a GPU it says
-    so and ends.
+    requests of 1, 2, 8 and 64 ranges; copies of 1, 16, 256 and 2,048 blocks. A few
+    minutes at most. Without a GPU it says so and ends.
 
     Example: python -m tools bench-kernel --launches 100
     """
     project = settings.project
     with project.lock():
         Tree(project).apply(Sdist(project.cache))
-    with console.step("time the kernels"):
-        measured = kernel_bench.measure(
-            _pythons(project, python),
-            project.tree,
-            [f"--launches={launches}", *(["--dry-run"] if dry_run else [])],
-        )
-    if isinstance(measured, Skipped):
-        message = "skipped, as there is no GPU to time the kernels on"
-        report = Report(
-            "bench-kernel", Outcome.UNCHANGED, message, details=measured.reasons
-        )
-        return console.show(report, as_json)
-    name = f"block-tables{'-dry' if dry_run else ''}"
-    files = measured.write(project.build / "bench" / name)
-    if not as_json:
-        console.show_table(measured.table())
-    console.show(_report(measured, launches, files), as_json)
+    pythons = _pythons(project, python)
+    arguments = [f"--launches={launches}", *(["--dry-run"] if dry_run else [])]
+    done: list[GpuBenchmark] = []
+    files: list[Path] = []
+    for name, bench in _BENCHMARKS.items():
+        with console.step(f"time the {name.replace('-', ' ')}"):
+            measured = bench(pythons, project.tree, arguments)
+        if isinstance(measured, Skipped):
+            return console.show(_skipped(measured), as_json)
+        if not as_json:
+            console.show_table(measured.table())
+        stem = f"{name}{'-dry' if dry_run else ''}"
+        files += measured.write(project.build / "bench" / stem)
+        done.append(measured)
+    console.show(_report(done, files, launches), as_json)
 
 
-def _report(
-    measured: KernelBenchmark, launches: int, files: tuple[Path, Path]
-) -> Report:
-    markdown, data = files
+def _skipped(skipped: Skipped) -> Report:
+    message = "skipped, as there is no GPU to time the kernels on"
+    return Report("bench-kernel", Outcome.UNCHANGED, message, details=skipped.reasons)
+
+
+def _report(done: list[GpuBenchmark], files: list[Path], launches: int) -> Report:
+    tables, copies = (measured.to_data() for measured in done)
+    medians = len(tables["timings"]) + len(copies["timings"])
     return Report(
         "bench-kernel",
         Outcome.DONE,
-        f"{len(measured.timings)} medians of {launches} launches",
-        details=(f"as Markdown: {markdown}", f"as JSON: {data}"),
-        data=measured.to_data(),
+        f"{medians} medians of {launches} launches",
+        details=tuple(f"as {_FORMS[file.suffix]}: {file}" for file in files),
+        data={**tables, "block_copies": copies},
     )
 
 

@@ -15,9 +15,10 @@ from tools.tree.tree import Tree
 @json_option
 @click.pass_obj
 def command(settings: Settings, as_json: bool) -> None:
-    """Count global loads and stores, registers and spills of both write paths.
+    """Count global loads and stores, registers and spills of the kernels.
 
-    Compiles for sm_80, 90, 100 and 120, which needs no GPU.
+    Those of both write paths, and the one that copies cached blocks. Compiles for
+    sm_80, 90, 100 and 120, which needs no GPU.
 
     Example: python -m tools kernel-report
     """

@@ -1,7 +1,7 @@
 """`replay`: placement policies on recorded and synthetic requests."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,11 @@ from tools.base.outcome import Outcome, Report
 from tools.base.project import Project
 from tools.cli.options import Settings, json_option
 from tools.compile import extension
-from tools.replay import plot, variant
-from tools.replay.case import Case
-from tools.replay.case_result import CaseResult
+from tools.replay import plot, range_cost
 from tools.replay.comparison import PolicyComparison, compare, tables, to_data
-from tools.replay.experiment import BASELINES, Worker, run_all
+from tools.replay.experiment import BASELINES, Worker, watched
 from tools.replay.plan import BLOCK_SIZES, PREFIX_CACHE, Plan
+from tools.replay.tagma import Engine
 from tools.replay.trace import POOL_REQUESTS
 from tools.replay.workload import WORKLOADS
 from tools.source.fetch import Sdist
@@ -87,10 +86,6 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--range-cost", "range_costs", type=click.IntRange(1), multiple=True,
     help="Compare engines that find a range worth so many blocks instead.",
 )  # fmt: skip
-@click.option(
-    "--variant", "variants", type=click.Choice(variant.NAMES), multiple=True,
-    help="Compare the engine with these policies of replacement, too.",
-)  # fmt: skip
 @click.option("--plot", "plots", is_flag=True, help="Draw hits against runs.")
 @json_option
 @click.pass_obj
@@ -101,7 +96,6 @@ def command(
     jobs: int,
     builds: tuple[str, ...],
     range_costs: tuple[int, ...],
-    variants: tuple[str, ...],
     plots: bool,
     as_json: bool,
     **plan: Any,
@@ -116,14 +110,15 @@ def command(
     The default takes a minute or two of one core; --full several times that.
     """
     project = settings.project
-    engines = _engines(project, builds, range_costs, variants)
+    engines = _named(builds) | range_cost.build_all(project, range_costs)
     chosen = [name for name in BASELINES if not policies or name in policies]
     if not policies or _ENGINE in policies:
         chosen += engines or [_ENGINE]
     cases = Plan(**plan).cases(chosen)
     if _ENGINE in chosen and not engines:
         engines = {_ENGINE: _build(project)}
-    comparisons = compare(_watched(cases, Worker(engines), jobs))
+    worker = Worker({engine: Engine(file) for engine, file in engines.items()})
+    comparisons = compare(watched(cases, worker, jobs))
     name = "replay-trace.json" if plan["traces"] else "replay.json"
     written = _write(comparisons, project.build / "bench" / name, plots)
     if not as_json:
@@ -132,20 +127,6 @@ def command(
     message = f"{len(cases)} runs of {len(chosen)} policies"
     data = _data(comparisons)
     console.show(Report("replay", Outcome.DONE, message, (), written, data), as_json)
-
-
-def _engines(
-    project: Project,
-    builds: Sequence[str],
-    range_costs: Sequence[int],
-    variants: Sequence[str],
-) -> dict[str, Path]:
-    """Return the files of the engines to compare; none: the tree's own."""
-    engines = _named(builds)
-    if variants and not engines and not range_costs:
-        engines[_ENGINE] = _build(project)
-    plain = ("",) if range_costs else ()
-    return engines | variant.build_all(project, (*plain, *variants), range_costs)
 
 
 def _data(comparisons: Sequence[PolicyComparison]) -> dict[str, Any]:
@@ -185,12 +166,3 @@ def _build(project: Project) -> Path:
     with project.lock():
         Tree(project).apply(Sdist(project.cache))
         return extension.build(project)
-
-
-def _watched(
-    cases: Sequence[Case], worker: Worker, jobs: int
-) -> Iterator[tuple[Case, CaseResult]]:
-    with console.step("replay", len(cases)) as step:
-        for finished in run_all(cases, worker, jobs):
-            step.advance(1)
-            yield finished

@@ -22,9 +22,10 @@ from tools.serve.serving import ensure_host
 def command(ctx: click.Context, steps: int, as_json: bool) -> None:
     """Run the scheduler for long with tagma, its pool full and caching on.
 
-    Checks the allocator's invariants every 1,000 steps, that resident memory
-    stays flat within 1%, and that every block is free at the end. Exit code 1 if
-    a promise is broken.
+    Carries the content of every block along as workers do, and compares it with what
+    requests and the prefix cache expect. Checks the allocator's invariants every
+    1,000 steps, that resident memory stays flat within 1%, and that every block is
+    free at the end. Exit code 1 if a promise is broken.
 
     Example: python -m tools soak --steps 20000
     """
@@ -44,7 +45,8 @@ def _report(soaked: Soaked, file: str) -> Report:
     verdict, last = soaked.verdict or {}, soaked.checks[-1]
     details = (
         f"{verdict['finished']:,} requests, {last['preemptions']:,} preemptions, "
-        f"{last['evicted_blocks']:,} blocks evicted, {last['spills']:,} spills",
+        f"{last['evicted_blocks']:,} blocks evicted, {last['block_copies']:,} moved, "
+        f"{last['spills']:,} spills",
         f"{verdict['usage']:.1%} of the pool in use on average, resident memory "
         f"within {verdict['rss_growth']:.2%}",
         f"all values: {file}",

@@ -86,11 +86,11 @@ _RATIOS = {
     f"{_STEP}, caching on": (0.40, 0.20),
     "admit 128K tokens, caching off": (0.05, 0.01),
     "admit 1K tokens, caching off": (0.35, 0.15),
-    f"admit 128K tokens, {_FULL}": (0.20, 0.06),
+    f"admit 128K tokens, {_FULL}": (0.20, 0.10),
     "free 128K tokens, caching off": (0.03, 0.01),
     f"free 128K tokens, {_FULL}": (0.03, 0.01),
     "free 1K tokens, caching off": (0.30, 0.15),
-    "prefix hit of 64K tokens": (0.15, 0.03),
+    "prefix hit of 64K tokens": (0.15, 0.05),
 }
 _SHORT, _LONG = "admit 4K tokens, caching off", "admit 128K tokens, caching off"
 _GROWTH = (8, 2)

@@ -1,4 +1,4 @@
-"""What the write path's kernels compile to for GPUs, beside the paged ones.
+"""What the backend's kernels compile to for GPUs, beside the paged ones.
 
 The tree's tests/v1/worker/kernel_code.py compiles and counts, with the Triton of the
 serving environment; no GPU is needed. Here it becomes a table.

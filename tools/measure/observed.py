@@ -5,12 +5,18 @@ from collections.abc import Iterator
 
 PREFIX = "vllm:kv_cache_tagma_"
 # Each must be there; those that count must have counted after the demo's requests.
-_MUST_COUNT = ("ranges_per_request_count", "spills_total")
+_MUST_COUNT = (
+    "ranges_per_request_count",
+    "spills_total",
+    "block_copies_total",
+    "block_copies_per_step_count",
+    "kept_cached_tokens_total",
+)
 _GAUGES = ("largest_free_extent_blocks", "one_range_requests_perc")
-_MAY_BE_ZERO = ("window_evictions_total", "cap_events_total")
+_MAY_BE_ZERO = ("cap_events_total",)
 _LOG_LINE = re.compile(
     r"Engine \d+: KV cache ranges: [\d.]+% of \d+ reqs in one range, "
-    r"Largest free extent: \d+ blocks, Spills: \d+"
+    r"Largest free extent: \d+ blocks, Spills: \d+, Block copies: \d+, "
 )
 
 

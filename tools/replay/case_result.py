@@ -21,6 +21,10 @@ class CaseResult:
         live_runs_mean: Runs per decoding request, averaged over time.
         live_runs_p99: Their 99th percentile.
         hit_share: Part of the prompts' tokens that was found in the prefix cache.
+        copies_per_block: Blocks copied for each that was allocated.
+        step_copies_mean: Blocks copied in a step.
+        step_copies_p99: Their 99th percentile.
+        step_copies_max: The most.
         seconds: How long the run took.
     """
 
@@ -37,6 +41,11 @@ class CaseResult:
     prompt_tokens: int
     hit_share: float
     evicted_blocks: int
+    removed: str
+    copies_per_block: float
+    step_copies_mean: float
+    step_copies_p99: int
+    step_copies_max: int
     over_cap_requests: int
     preemptions: int
     admissions: int
@@ -46,6 +55,7 @@ class CaseResult:
     def of(cls, case: Case, counts: Counts, seconds: float) -> "CaseResult":
         """Summarise what a case's run counted."""
         num_blocks = case.setting.num_blocks
+        copies = sum(size * n for size, n in counts.step_copies.items())
         return cls(
             seed=case.seed,
             num_blocks=num_blocks,
@@ -60,6 +70,11 @@ class CaseResult:
             prompt_tokens=counts.prompt_tokens,
             hit_share=counts.hit_tokens / max(1, counts.prompt_tokens),
             evicted_blocks=counts.evicted_blocks,
+            removed=counts.removed,
+            copies_per_block=copies / max(1, counts.allocated_blocks),
+            step_copies_mean=mean(counts.step_copies),
+            step_copies_p99=percentile(counts.step_copies, 0.99),
+            step_copies_max=max(counts.step_copies, default=0),
             over_cap_requests=counts.over_cap_requests,
             preemptions=counts.preemptions,
             admissions=counts.admissions,

@@ -11,7 +11,9 @@ from tools.replay.case import Case, Conditions
 from tools.replay.case_result import CaseResult
 
 _REFERENCE = "paged"
-_MEASURES = tuple(field.name for field in fields(CaseResult) if field.name != "seed")
+_MEASURES = tuple(
+    field.name for field in fields(CaseResult) if field.name not in ("seed", "removed")
+)
 
 
 @dataclass(frozen=True)

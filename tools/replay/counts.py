@@ -19,6 +19,9 @@ class Counts:
         prompt_tokens: Of first admissions.
         hit_tokens: How many of them came from the prefix cache.
         evicted_blocks: Blocks whose cached content was lost.
+        removed: Digest of their hashes in order, from the first step on.
+        allocated_blocks: New blocks that requests got.
+        step_copies: Blocks copied in a step, and how often.
         over_cap_requests: Requests that came to have more than `RANGE_CAP` runs.
         live_blocks: Blocks held, summed over the samples.
         samples: How many samples there were.
@@ -31,6 +34,9 @@ class Counts:
     prompt_tokens: int = 0
     hit_tokens: int = 0
     evicted_blocks: int = 0
+    removed: str = ""
+    allocated_blocks: int = 0
+    step_copies: Counter[int] = field(default_factory=Counter)
     over_cap_requests: int = 0
     live_blocks: int = 0
     samples: int = 0

@@ -4,10 +4,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
-from tools.compile.extension import load
-from tools.replay import tagma
+from tools.base import console
 from tools.replay.buddy import Buddy
 from tools.replay.case import Case
 from tools.replay.case_result import CaseResult
@@ -15,6 +13,7 @@ from tools.replay.fit import BestFit, FirstFit
 from tools.replay.paged import ContiguousRuns, Paged
 from tools.replay.policy import Policy
 from tools.replay.simulator import Simulator
+from tools.replay.tagma import Engine
 
 BASELINES: dict[str, Callable[[int], Policy]] = {
     "paged": Paged,
@@ -30,10 +29,10 @@ class Worker:
     """Runs cases, in this process or in another.
 
     Args:
-        engines: The files of the engines to compare, by the policies' names.
+        engines: Those to compare, by the policies' names.
     """
 
-    engines: Mapping[str, Path]
+    engines: Mapping[str, Engine]
 
     def __call__(self, case: Case) -> CaseResult:
         """Run one case."""
@@ -45,7 +44,7 @@ class Worker:
     def _policy(self, name: str, num_blocks: int) -> Policy:
         """Return an empty pool."""
         if name in self.engines:
-            return tagma.Tagma(load(self.engines[name]), num_blocks)
+            return self.engines[name].pool(num_blocks)
         return BASELINES[name](num_blocks)
 
 
@@ -64,3 +63,13 @@ def run_all(
         return
     with ProcessPoolExecutor(jobs) as pool:
         yield from zip(cases, pool.map(worker, cases), strict=True)
+
+
+def watched(
+    cases: Sequence[Case], worker: Worker, jobs: int
+) -> Iterator[tuple[Case, CaseResult]]:
+    """Do the same and show how far it is."""
+    with console.step("replay", len(cases)) as step:
+        for finished in run_all(cases, worker, jobs):
+            step.advance(1)
+            yield finished

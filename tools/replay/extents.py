@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from tools.replay.policy import HashIndex, Hit, ranges_of
+from tools.replay.policy import HashIndex, Hit, Policy, RemovedHashes, ranges_of
 
 
 class RangeList:
@@ -55,7 +55,7 @@ class RangeList:
         return found
 
 
-class ExtentPolicy(ABC):
+class ExtentPolicy(Policy, ABC):
     """References, prefix cache and its eviction; where blocks go is left open."""
 
     def __init__(self, num_blocks: int) -> None:
@@ -63,7 +63,7 @@ class ExtentPolicy(ABC):
         self._index = HashIndex()
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._num_empty = 0
-        self.num_evicted = 0
+        self.removed = RemovedHashes()
         self._put(0, num_blocks)
 
     @abstractmethod
@@ -140,9 +140,8 @@ class ExtentPolicy(ABC):
     def _evict(self, count: int) -> None:
         for _ in range(count):
             block, _ = self._cached.popitem(last=False)
-            self._index.remove(block)
+            self.removed.note([self._index.remove(block)])
             self._put(block, 1)
-            self.num_evicted += 1
 
     def _put(self, start: int, count: int) -> None:
         if count:

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 
-from tools.replay.policy import HashIndex, Hit, ranges_of
+from tools.replay.policy import HashIndex, Hit, Policy, RemovedHashes, ranges_of
 
 
 class BlockList:
@@ -27,7 +27,7 @@ class BlockList:
         self.blocks += blocks
 
 
-class Paged:
+class Paged(Policy):
     """The block pool of vLLM 0.32.0: `BlockPool` and its free queue.
 
     New blocks come from the front of the queue. Released blocks go, last block of
@@ -43,7 +43,7 @@ class Paged:
         # The queue: `_empty` from its end to its beginning, then `_cached`.
         self._empty = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
-        self.num_evicted = 0
+        self.removed = RemovedHashes()
 
     @property
     def num_free(self) -> int:
@@ -72,9 +72,7 @@ class Paged:
         blocks = self._take(held, count)
         for block in blocks:
             self._refs[block] = 1
-            if block in self._index:
-                self._index.remove(block)
-                self.num_evicted += 1
+        self.removed.note([self._index.remove(b) for b in blocks if b in self._index])
         held.extend(blocks)
         return True
 

@@ -1,5 +1,7 @@
 """What a placement policy is, and the prefix index that the baselines share."""
 
+import hashlib
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -33,19 +35,49 @@ class Hit:
     state: Any
 
 
+class RemovedHashes:
+    """Hashes that left the prefix cache, in order: a KV event each."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._digest = hashlib.blake2b(digest_size=8)
+
+    def note(self, keys: Sequence[int]) -> None:
+        """Take note of hashes that are removed now."""
+        self.note_bytes(struct.pack(f"<{len(keys)}q", *keys))
+
+    def note_bytes(self, keys: bytes) -> None:
+        """The same of hashes in eight bytes each, little-endian and signed."""
+        self.count += len(keys) // 8
+        self._digest.update(keys)
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal hashes in the same order."""
+        return self._digest.hexdigest()
+
+
 class Policy(Protocol):
     """Gives blocks of a pool to requests, and keeps the content of released ones.
 
     A policy is deterministic: the same calls give the same placement.
+
+    Attributes:
+        removed: What was evicted so far.
     """
+
+    removed: RemovedHashes
 
     @property
     def num_free(self) -> int:
         """Blocks that requests can get: without content, or with cached content."""
 
-    @property
-    def num_evicted(self) -> int:
-        """Blocks whose cached content has been lost so far."""
+    def begin_step(self) -> None:
+        """Take note that the scheduler begins a step."""
+
+    def end_step(self) -> int:
+        """Return how many blocks the workers have to copy for the step."""
+        return 0
 
     def look_up(self, hashes: Sequence[int], limit: int) -> Hit:
         """Find the longest cached prefix; changes nothing.
@@ -107,14 +139,15 @@ class HashIndex:
         elif other != block:
             self._blocks[key] = {other: None, block: None}
 
-    def remove(self, block: int) -> None:
-        """Forget a block."""
+    def remove(self, block: int) -> int:
+        """Forget a block and return its hash."""
         key = self._hashes.pop(block)
         blocks = self._blocks[key]
         if isinstance(blocks, dict) and len(blocks) > 1:
             del blocks[block]
         else:
             del self._blocks[key]
+        return key
 
 
 def ranges_of(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:

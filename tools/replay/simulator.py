@@ -70,7 +70,8 @@ class Simulator:
         while self._step != setting.steps and not self._is_idle():
             if self._step == setting.warm_up:
                 self._counts = Counts()
-                evicted = policy.num_evicted
+                evicted = policy.removed.count
+            policy.begin_step()
             calm = self._decode()
             calm &= self._prefill()
             if calm:
@@ -78,8 +79,10 @@ class Simulator:
             # What the last requests leave empty says nothing about the load.
             if self._step % self._SAMPLE_EVERY == 0 and not self._source.ended:
                 self._sample()
+            self._counts.step_copies[policy.end_step()] += 1
             self._step += 1
-        self._counts.evicted_blocks = policy.num_evicted - evicted
+        self._counts.evicted_blocks = policy.removed.count - evicted
+        self._counts.removed = policy.removed.digest
         return self._counts
 
     def _is_idle(self) -> bool:
@@ -188,6 +191,7 @@ class Simulator:
             self._preempt(last)
             if last is running:
                 return calm
+        self._counts.allocated_blocks += max(needed, 0)
         if running.held.num_runs > RANGE_CAP and not running.over_cap:
             running.over_cap = True
             self._counts.over_cap_requests += 1

@@ -1,10 +1,35 @@
 """The real engine: the extension `vllm.tagma`, allocator and prefix index."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tools.replay.policy import Hit
+from tools.compile.extension import load
+from tools.replay.policy import Hit, Policy, RemovedHashes
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A build of the engine, and how much it may move.
+
+    Args:
+        file: The extension.
+        copy_bound: Blocks that an admission may copy to gather its hit; `math.inf`:
+            any number, 0: nothing is ever moved, None: what the build has itself.
+    """
+
+    file: Path
+    copy_bound: float | None = None
+
+    def pool(self, num_blocks: int) -> "Tagma":
+        """Return an empty pool."""
+        pool = Tagma(load(self.file), num_blocks)
+        if self.copy_bound is not None:
+            pool.bound_copies(self.copy_bound)
+        return pool
 
 
 class EngineRanges:
@@ -25,20 +50,50 @@ class EngineRanges:
         return runs
 
 
-class Tagma:
-    """The engine, used as the manager uses it: without a cap on ranges."""
+class Tagma(Policy):
+    """The engine, used as the manager uses it: without a cap on ranges.
+
+    A step's output is processed while the next one runs, as with asynchronous
+    scheduling. An engine that moves no block, as
+    those up to commit 8af8e8c, knows nothing of steps.
+    """
 
     def __init__(self, module: ModuleType, num_blocks: int) -> None:
         self._out_of_blocks: type[Exception] = module.OutOfBlocksError
         self._allocator = module.KVAllocator(num_blocks, max_ranges=0)
-        self._index = module.PrefixIndex(self._allocator)
-        self.num_evicted = 0
+        self._index = module.PrefixIndex(self._allocator, record_evicted=True)
+        self._has_steps = hasattr(self._allocator, "begin_step")
+        self._step = 0
+        self.removed = RemovedHashes()
+
+    def bound_copies(self, copies: float) -> None:
+        """Set the bound of an admission's copies; `math.inf` is none."""
+        self._allocator.set_copy_bound(None if math.isinf(copies) else int(copies))
 
     @property
     def num_free(self) -> int:
         """Blocks that are free or cache-only."""
         free: int = self._allocator.num_free_blocks
         return free
+
+    def begin_step(self) -> None:
+        """Let the engine count steps."""
+        if self._has_steps:
+            self._step = self._allocator.begin_step()
+
+    def end_step(self) -> int:
+        """Take the step's copies; by then the step before has been processed."""
+        if not self._has_steps:
+            return 0
+        copies = self.take_copies()
+        if self._step > 1:
+            self._allocator.process_step(self._step - 1)
+        return len(copies)
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """Return sources and targets of the step's copies."""
+        copies: list[tuple[int, int]] = self._allocator.take_copies()
+        return copies
 
     def look_up(self, hashes: Sequence[int], limit: int) -> Hit:
         """Find the longest cached prefix."""
@@ -60,7 +115,8 @@ class Tagma:
             self._allocator.extend(held.ranges, count, expected)
         except self._out_of_blocks:
             return False
-        self.num_evicted += len(self._allocator.take_evicted())
+        self._allocator.clear_evicted()
+        self.removed.note_bytes(b"".join(self._index.take_evicted_hashes()))
         return True
 
     def cache(self, held: EngineRanges, start: int, stop: int) -> None:

@@ -7,13 +7,23 @@ that need them, so that neither they nor the compiled extension are imported whi
 the backend is "paged".
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vllm.logger import init_logger
+
 if TYPE_CHECKING:
+    import torch
+
     from vllm.config import CacheConfig, VllmConfig
+    from vllm.v1.block_moves import BlockMover
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.metrics.loggers import AggregateStatLoggerBase
     from vllm.v1.worker.gpu.block_table import BlockTables
+    from vllm.v1.worker.gpu.kv_connector import KVConnector
+
+logger = init_logger(__name__)
 
 
 def uses_tagma(cache_config: "CacheConfig | None") -> bool:
@@ -44,8 +54,8 @@ def verify_kv_cache_backend(vllm_config: "VllmConfig") -> None:
 
 def kv_cache_manager_cls(
     vllm_config: "VllmConfig", paged_cls: "type[KVCacheManager]"
-) -> "type[KVCacheManager]":
-    """Return the KV cache manager class of the selected backend."""
+) -> "Callable[..., KVCacheManager]":
+    """Return the KV cache manager class of the selected backend, with its settings."""
     if not uses_tagma(vllm_config.cache_config):
         return paged_cls
     from vllm.v1.core.tagma_kv_cache_manager import (
@@ -53,9 +63,15 @@ def kv_cache_manager_cls(
         TagmaKVCacheManager,
     )
 
-    if vllm_config.kv_transfer_config is not None:
-        return TagmaConnectorKVCacheManager
-    return TagmaKVCacheManager
+    from vllm.v1.tagma_refusals import reason_not_to_move_blocks
+
+    move_bytes = vllm_config.cache_config.kv_cache_block_move_bytes
+    if move_bytes and (reason := reason_not_to_move_blocks(vllm_config)):
+        logger.warning("KV cache blocks are not moved, so ranges are many: %s.", reason)
+        move_bytes = 0
+    if vllm_config.kv_transfer_config is None:
+        return partial(TagmaKVCacheManager, move_bytes=move_bytes)
+    return partial(TagmaConnectorKVCacheManager, move_bytes=move_bytes)
 
 
 def block_tables_cls(
@@ -67,6 +83,22 @@ def block_tables_cls(
     from vllm.v1.worker.gpu.tagma_block_table import TagmaBlockTables
 
     return TagmaBlockTables
+
+
+def make_block_mover(
+    vllm_config: "VllmConfig",
+    kv_caches: "list[torch.Tensor]",
+    num_blocks: int,
+    kv_connector: "KVConnector",
+) -> "BlockMover":
+    """Return what moves cached blocks on a worker for the selected backend."""
+    if not uses_tagma(vllm_config.cache_config):
+        from vllm.v1.block_moves import BlockMover
+
+        return BlockMover()
+    from vllm.v1.worker.gpu.tagma_block_moves import TagmaBlockMover
+
+    return TagmaBlockMover(kv_caches, num_blocks, kv_connector)
 
 
 def take_kv_cache_stats(

@@ -7,7 +7,8 @@ from pathlib import Path
 from checkout import REPOSITORY
 
 from tools.measure import kernel_bench
-from tools.measure.kernel_bench import KernelBenchmark, Skipped
+from tools.measure.gpu_bench import Skipped
+from tools.measure.kernel_bench import KernelBenchmark
 
 DATA = {
     "device": "a card",

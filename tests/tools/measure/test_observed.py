@@ -13,7 +13,10 @@ from tools.measure.observed import (
 METRICS = """\
 # HELP vllm:kv_cache_tagma_spills_total Growths.
 vllm:kv_cache_tagma_spills_total{engine="0",model_name="m"} 3.0
-vllm:kv_cache_tagma_window_evictions_total{engine="0",model_name="m"} 0.0
+vllm:kv_cache_tagma_block_copies_total{engine="0",model_name="m"} 5.0
+vllm:kv_cache_tagma_block_copies_per_step_bucket{engine="0",le="1.0",model_name="m"} 2.0
+vllm:kv_cache_tagma_block_copies_per_step_count{engine="0",model_name="m"} 7.0
+vllm:kv_cache_tagma_kept_cached_tokens_total{engine="0",model_name="m"} 96.0
 vllm:kv_cache_tagma_cap_events_total{engine="0",model_name="m"} 0.0
 vllm:kv_cache_tagma_largest_free_extent_blocks{engine="0",model_name="m"} 12.0
 vllm:kv_cache_tagma_one_range_requests_perc{engine="0",model_name="m"} 0.5
@@ -23,15 +26,17 @@ vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.1
 """
 LOG = (
     "INFO 11-29 [tagma_logger.py:1] Engine 000: KV cache ranges: 50.0% of 4 reqs in "
-    "one range, Largest free extent: 12 blocks, Spills: 3, Window evictions: 0, "
-    "Cap events: 0\n"
+    "one range, Largest free extent: 12 blocks, Spills: 3, Block copies: 5, "
+    "Kept cached tokens: 96, Cap events: 0\n"
 )
 
 
 def test_values_are_those_of_the_backend_alone():
     assert values(METRICS) == {
         "spills_total": 3.0,
-        "window_evictions_total": 0.0,
+        "block_copies_total": 5.0,
+        "block_copies_per_step_count": 7.0,
+        "kept_cached_tokens_total": 96.0,
         "cap_events_total": 0.0,
         "largest_free_extent_blocks": 12.0,
         "one_range_requests_perc": 0.5,

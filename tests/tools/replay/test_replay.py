@@ -8,7 +8,6 @@ import pytest
 from checkout import REPOSITORY, Checkout
 from traces import AZURE, MOONCAKE
 
-from tools.replay import variant
 from tools.replay.experiment import BASELINES
 
 POLICIES = (*BASELINES, "tagma")
@@ -76,35 +75,6 @@ def test_engines_with_other_constants_are_compared(checkout: Checkout) -> None:
     cheap, dear = comparison["policies"]
     assert (cheap["policy"], dear["policy"]) == ("range = 1", "range = 4096")
     assert cheap["runs_mean"]["mean"] > dear["runs_mean"]["mean"]
-
-
-def test_every_policy_of_replacement_applies_to_the_engine(
-    checkout: Checkout, engine: Path
-) -> None:
-    """They are patches of sources that change."""
-    sources = checkout.project.root / "csrc_tagma"
-    shutil.copytree(REPOSITORY / "csrc_tagma", sources, dirs_exist_ok=True)
-    assert set(variant.NAMES) == {"hot-heads", "segmented-lru", "two-queue"}
-    done = checkout.cli(
-        "replay", "--json", f"--engine={engine}", "--workload=chat", "--seeds=1",
-        "--concurrency=16", "--turnovers=4", "--prefix-cache=yes", "--live-share=0.7",
-        "--policy=tagma", *(f"--variant={name}" for name in variant.NAMES),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (comparison,) = json.loads(done.stdout)["data"]["comparisons"]
-    hits = {p["policy"]: p["hit_share"]["mean"] for p in comparison["policies"]}
-    assert set(hits) == {"tagma", *variant.NAMES}
-    assert len(set(hits.values())) > 1, "they do replace other blocks"
-
-
-def test_a_policy_that_does_not_apply_is_named(checkout: Checkout) -> None:
-    sources = checkout.project.root / "csrc_tagma"
-    shutil.copytree(REPOSITORY / "csrc_tagma", sources, dirs_exist_ok=True)
-    (sources / "kv_allocator.h").write_text("// another engine\n")
-    done = checkout.cli("replay", "--variant=two-queue", "--range-cost=64")
-    assert done.returncode == 1
-    assert "the variant two-queue does not apply" in done.stderr
-    assert "two-queue.patch" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["nowhere.so", "paged=x.so", "x.so"])

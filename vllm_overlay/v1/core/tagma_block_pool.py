@@ -9,6 +9,7 @@ from typing import Any
 from vllm.tagma import KVAllocator, PrefixIndex
 from vllm.v1.block_ranges import NULL_BLOCK_ID
 from vllm.v1.core.block_pool import BlockHashToBlockMap, BlockPool
+from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
     BlockHashWithGroupId,
@@ -76,9 +77,10 @@ class FreeBlockCount:
 class TagmaBlockPool(ViewedBlockPool, BlockPool):
     """`BlockPool` over the range allocator, without an object per block.
 
-    The allocator knows which blocks are free, held or cached, and evicts; its
-    index finds cached blocks by hash. Whatever concerns events and metrics alone
-    is upstream's code, which reaches the blocks through views.
+    The allocator knows which blocks are free, held or cached. It evicts in upstream's
+    order, and moves what is cached where a request is to lie; its index finds cached
+    blocks by hash, wherever they are. Whatever concerns events and metrics alone is
+    upstream's code, which reaches the blocks through views.
 
     Args:
         num_gpu_blocks: The number of blocks, the null block included.
@@ -105,6 +107,7 @@ class TagmaBlockPool(ViewedBlockPool, BlockPool):
         self.free_block_queue = FreeBlockCount(self.allocator)
         self.cached_block_hash_to_block = CachedBlocks(self)
         self._is_watched = self.enable_kv_cache_events or self.metrics_collector
+        self.allocator.record_moves(self.metrics_collector is not None)
         null_block_id, _ = self.allocator.allocate(1)
         assert null_block_id == NULL_BLOCK_ID
         self.null_block = TagmaBlock(self, NULL_BLOCK_ID)
@@ -253,10 +256,23 @@ class TagmaBlockPool(ViewedBlockPool, BlockPool):
                 [with_group_id(key) for key in self.index.take_evicted_hashes()]
             )
         if self.metrics_collector:
-            for block in new_blocks:
-                if self.enable_caching:
-                    self.metrics_collector.on_block_evicted(block)
-                self.metrics_collector.on_block_allocated(block)
+            self._sample_allocation(self.metrics_collector, new_blocks)
+
+    def _sample_allocation(
+        self, collector: KVCacheMetricsCollector, new_blocks: TagmaRangeList
+    ) -> None:
+        """Count what has left the cache, and carry along the samples that moved."""
+        samples = collector.block_metrics
+        for block_id in self.allocator.take_evicted():
+            collector.on_block_evicted(TagmaBlock(self, block_id))
+        for source, target in self.allocator.take_moves():
+            collector.on_block_evicted(TagmaBlock(self, target))
+            if (sample := samples.pop(source, None)) is not None:
+                samples[target] = sample
+        for block in new_blocks:
+            if self.enable_caching:
+                collector.on_block_evicted(block)
+            collector.on_block_allocated(block)
 
     def _after_access(self, blocks: Sequence[KVCacheBlock]) -> None:
         if self.metrics_collector:

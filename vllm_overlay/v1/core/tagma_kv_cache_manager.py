@@ -4,9 +4,12 @@
 
 from collections.abc import Sequence
 
+from vllm.config import CacheConfig
+from vllm.distributed.kv_events import KVCacheEvent
 from vllm.utils.math_utils import cdiv
+from vllm.v1.block_moves import BlockMoves
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import KVCacheBlock, KVCacheBlockCopy
 from vllm.v1.core.tagma_block_list import (
     TagmaRangeList,
     block_ids_of,
@@ -14,6 +17,7 @@ from vllm.v1.core.tagma_block_list import (
 )
 from vllm.v1.core.tagma_block_pool import TagmaBlockPool
 from vllm.v1.core.tagma_kv_cache_coordinator import TagmaKVCacheCoordinator
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.metrics.tagma_stats import TagmaStatsSource
 from vllm.v1.request import Request, RequestStatus
 
@@ -60,6 +64,15 @@ class TagmaKVCacheManager(KVCacheManager):
     The contract with the scheduler is upstream's, and so is most of the code: only
     the coordinator and its block lists differ. What runs for every request at every
     step is written out for the one full-attention group that there is.
+
+    What is cached, hit and evicted is decided as upstream decides. To give a request
+    its ranges, cached blocks are moved: the workers copy them before they do anything
+    else of the step, see `take_kv_cache_block_copies()`.
+
+    Args:
+        move_bytes: How many bytes of blocks an admission may move, on each worker.
+            With 0 no block is ever moved.
+
     """
 
     blocks_cls: type[TagmaKVCacheBlocks] = TagmaKVCacheBlocks
@@ -69,11 +82,21 @@ class TagmaKVCacheManager(KVCacheManager):
     def make_coordinator(self, **kwargs) -> TagmaKVCacheCoordinator:
         return TagmaKVCacheCoordinator(**kwargs)
 
-    def __init__(self, *args, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        kv_cache_config: KVCacheConfig,
+        *args,
+        move_bytes: int = CacheConfig.kv_cache_block_move_bytes,
+        **kwargs,
+    ) -> None:
+        super().__init__(kv_cache_config, *args, **kwargs)
         self._group = self.coordinator.group
         self._requests = self._group.req_to_blocks
-        self.stats_source = TagmaStatsSource(self.block_pool.allocator)
+        self._allocator = self.block_pool.allocator
+        self._allocator.set_copy_bound(move_bytes // _block_bytes(kv_cache_config))
+        self._num_steps = self._num_processed_steps = 0
+        self._move_targets: set[int] = set()
+        self.stats_source = TagmaStatsSource(self._allocator, self._group.block_size)
 
     def allocate_slots(
         self,
@@ -228,7 +251,7 @@ class TagmaKVCacheManager(KVCacheManager):
         """
         (hit_blocks,) = hit.blocks
         num_held = len(hit_blocks)
-        num_free = self.block_pool.allocator.num_free_blocks - num_kept_blocks
+        num_free = self._allocator.num_free_blocks - num_kept_blocks
         if hit_blocks:
             # Who acquires a hit takes it from the free blocks.
             num_free -= self.block_pool.num_evictable(hit_blocks)
@@ -287,6 +310,33 @@ class TagmaKVCacheManager(KVCacheManager):
     def free(self, request: Request) -> None:
         self._group.free(request.request_id)
 
+    def new_step_starts(self) -> None:
+        super().new_step_starts()
+        self._num_steps = self._allocator.begin_step()
+
+    def take_events(self) -> list[KVCacheEvent]:
+        # The scheduler takes them once a step, when the step's output is processed,
+        # and steps are processed in their order.
+        if self._num_processed_steps < self._num_steps:
+            self._num_processed_steps += 1
+            self._allocator.process_step(self._num_processed_steps)
+        return super().take_events()
+
+    def take_kv_cache_block_copies(
+        self,
+    ) -> tuple[list[KVCacheBlockCopy], list[KVCacheBlock]]:
+        copies, retained_blocks = super().take_kv_cache_block_copies()
+        moves = self._allocator.take_copies()
+        self._move_targets = {target for _, target in moves}
+        return BlockMoves(moves, copies) if moves else copies, retained_blocks
+
+    def take_new_block_ids(self) -> list[int]:
+        # One that was given back within the step may hold what was moved there.
+        new_block_ids = super().take_new_block_ids()
+        if not self._move_targets:
+            return new_block_ids
+        return [id for id in new_block_ids if id not in self._move_targets]
+
     def create_kv_cache_blocks(
         self, blocks: tuple[Sequence[KVCacheBlock], ...]
     ) -> KVCacheBlocks:
@@ -302,6 +352,24 @@ class TagmaKVCacheManager(KVCacheManager):
 
 
 class TagmaConnectorKVCacheManager(TagmaKVCacheManager):
-    """`TagmaKVCacheManager` of an engine with a KV connector."""
+    """`TagmaKVCacheManager` of an engine with a KV connector.
+
+    Connectors read blocks of requests that have given them back: in the next step, or
+    until they are told that a block is reused. What a step's moves overwrite they are
+    told as well, but not of stores that they build in that very step.
+    """
 
     blocks_cls = TagmaKVCacheBlockLists
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self._allocator.keep_copies_from_freed(True)
+
+
+def _block_bytes(kv_cache_config: KVCacheConfig) -> int:
+    """Return the size of a block on a worker, over all of its layers."""
+    num_bytes = sum(tensor.size for tensor in kv_cache_config.kv_cache_tensors)
+    if num_bytes:
+        return num_bytes // kv_cache_config.num_blocks
+    (group,) = kv_cache_config.kv_cache_groups
+    return group.kv_cache_spec.page_size_bytes * len(group.layer_names)

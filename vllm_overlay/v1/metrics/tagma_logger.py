@@ -80,6 +80,16 @@ class TagmaStatLogger(AggregateStatLoggerBase):
             ),
             labelvalues,
         )
+        self.copies_per_step = create_metric_per_engine(
+            prometheus._histogram_cls(
+                name="vllm:kv_cache_tagma_block_copies_per_step",
+                documentation="Histogram of the KV cache blocks that a step's moves "
+                "made the workers copy.",
+                buckets=[0, *(4**n for n in range(8))],
+                labelnames=labelnames,
+            ),
+            labelvalues,
+        )
         self.counters = {
             name: create_metric_per_engine(
                 prometheus._counter_cls(
@@ -108,6 +118,7 @@ class TagmaStatLogger(AggregateStatLoggerBase):
         for name, counter in self.counters.items():
             counter[engine_idx].inc(stats[name])
             self.new[engine_idx][name] += stats[name]
+        self.copies_per_step[engine_idx].observe(stats["block_copies"])
         for ranges, requests in stats.get("ranges_per_request", {}).items():
             for _ in range(requests):
                 self.ranges[engine_idx].observe(MOST_RANGES[ranges])
@@ -120,8 +131,8 @@ class TagmaStatLogger(AggregateStatLoggerBase):
             last = self.last[engine_idx]
             logger.info(
                 "Engine %03d: KV cache ranges: %.1f%% of %d reqs in one range, "
-                "Largest free extent: %d blocks, Spills: %d, Window evictions: %d, "
-                "Cap events: %d",
+                "Largest free extent: %d blocks, Spills: %d, Block copies: %d, "
+                "Kept cached tokens: %d, Cap events: %d",
                 engine_idx,
                 share_of_one_range(last) * 100,
                 last["requests"],

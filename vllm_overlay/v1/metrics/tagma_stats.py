@@ -12,8 +12,9 @@ SAMPLE_INTERVAL_S = 1.0
 # By the allocator's name of a count: the metric, and what it counts.
 COUNTERS = {
     "spills": "Growths of a request that needed a further range of KV cache blocks.",
-    "window_evictions": "Ranges of KV cache blocks for which cached blocks were "
-    "evicted.",
+    "block_copies": "KV cache blocks that workers copied since they were moved.",
+    "kept_cached_tokens": "Tokens of cached blocks that were moved, and so stay "
+    "cached, when their place was given to a request.",
     "cap_events": "Requests that passed the workers' limit of ranges, from which on "
     "they use the materialised block table.",
 }
@@ -34,8 +35,9 @@ class TagmaStatsSource:
     of the steps.
     """
 
-    def __init__(self, allocator: KVAllocator) -> None:
+    def __init__(self, allocator: KVAllocator, block_size: int) -> None:
         self._allocator = allocator
+        self._block_size = block_size
         self._counts = dict.fromkeys(COUNTERS, 0)
         self._over_cap = 0
         self._next_sample = 0.0
@@ -63,6 +65,7 @@ class TagmaStatsSource:
             0, over_cap - self._over_cap
         )
         self._over_cap = over_cap
+        stats["kept_cached_tokens"] = stats["kept_blocks"] * self._block_size
         for name, before in self._counts.items():
             taken[name] = stats[name] - before
             self._counts[name] = stats[name]

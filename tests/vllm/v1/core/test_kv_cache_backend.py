@@ -135,7 +135,7 @@ def test_each_backend_gets_its_own_classes(model: str) -> None:
     paged = make_config(model, kv_cache_backend="paged")
     assert kv_cache_manager_cls(paged, KVCacheManager) is KVCacheManager
     assert kv_cache_manager_cls(tagma, KVCacheManager) is not KVCacheManager
-    assert issubclass(kv_cache_manager_cls(tagma, KVCacheManager), KVCacheManager)
+    assert issubclass(kv_cache_manager_cls(tagma, KVCacheManager).func, KVCacheManager)
     assert block_tables_cls(paged, object) is object
     assert block_tables_cls(tagma, object) is not object
 
@@ -343,7 +343,27 @@ def test_connectors_are_served(model: str, kv_transfer_config: dict) -> None:
     )
     verify_kv_cache_backend(config)
     cls = kv_cache_manager_cls(config, KVCacheManager)
-    assert cls.__name__ == "TagmaConnectorKVCacheManager"
+    assert cls.func.__name__ == "TagmaConnectorKVCacheManager"
+
+
+MORIIO = {"kv_connector": "MoRIIOConnector", "kv_role": "kv_both"}
+READING = MORIIO | {"kv_connector_extra_config": {"read_mode": "true"}}
+
+
+@pytest.mark.parametrize(
+    "kv_transfer_config, moves",
+    [(MORIIO, False), (READING, True), (several(MORIIO), False)],
+    ids=["writing", "reading", "writing, in Multi"],
+)
+def test_no_block_moves_where_others_write_before_the_workers_know(
+    model: str, kv_transfer_config: dict, moves: bool
+) -> None:
+    config = make_config(model)
+    config.kv_transfer_config = KVTransferConfig(**kv_transfer_config)
+    manager = kv_cache_manager_cls(config, KVCacheManager)
+    assert (manager.keywords["move_bytes"] > 0) == moves
+    config.cache_config.kv_cache_backend = "paged"
+    assert kv_cache_manager_cls(config, KVCacheManager) is KVCacheManager
 
 
 def test_paged_accepts_what_tagma_refuses(

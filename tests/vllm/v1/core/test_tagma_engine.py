@@ -26,6 +26,7 @@ from hypothesis.stateful import (
     consumes,
     initialize,
     invariant,
+    precondition,
     rule,
 )
 
@@ -67,12 +68,14 @@ def test_allocate_returns_start_and_count():
 
 
 def test_attributes_describe_the_pool_and_are_read_only():
-    pool = KVAllocator(num_blocks=32, alignment=4, max_ranges=7)
-    assert (pool.num_blocks, pool.alignment, pool.max_ranges) == (32, 4, 7)
+    pool = KVAllocator(num_blocks=32, max_ranges=7)
+    assert (pool.num_blocks, pool.max_ranges) == (32, 7)
     assert (pool.num_free_blocks, pool.num_cache_only_blocks) == (32, 0)
     assert (pool.num_extents, pool.largest_extent) == (1, 32)
-    with pytest.raises(AttributeError):
-        pool.num_blocks = 64
+    assert (pool.copy_bound, pool.copies_left) == (3072, 4512)
+    for name in ("num_blocks", "copy_bound", "copies_left"):
+        with pytest.raises(AttributeError):
+            setattr(pool, name, 64)
     assert KVAllocator(8).max_ranges == 256
 
 
@@ -82,22 +85,12 @@ def test_attributes_describe_the_pool_and_are_read_only():
         ({"num_blocks": 0}, "num_blocks must be in"),
         ({"num_blocks": -3}, "num_blocks must be in"),
         ({"num_blocks": 2**31}, "num_blocks must be in"),
-        ({"num_blocks": 8, "alignment": 0}, "alignment must be at least 1"),
-        ({"num_blocks": 9, "alignment": 4}, "divide num_blocks"),
         ({"num_blocks": 8, "max_ranges": -1}, "max_ranges must be in"),
     ],
 )
 def test_constructor_names_the_bad_argument(arguments, names):
     with pytest.raises(ValueError, match=names):
         KVAllocator(**arguments)
-
-
-def test_counts_are_rounded_up_to_the_alignment():
-    pool = KVAllocator(32, alignment=4)
-    assert pool.allocate(5) == (0, 8)
-    request = pool.new_ranges()
-    assert len(pool.extend(request, 1)) == 4
-    assert request[0] % 4 == 0
 
 
 def test_ranges_index_like_a_sequence():
@@ -406,6 +399,7 @@ def test_calls_do_not_leak_references():
     def use_everything():
         view = pool.extend(request, 1)
         assert view.ranges() and view.block_ids() and list(view)
+        assert pool.free_queue() and pool.take_copies() == []
         pool.release(request)
         pool.extend(request, 40)
         for call in failing:
@@ -833,7 +827,7 @@ def test_stats_describe_the_pool():
     assert pool.stats()["cache_only_blocks"] == 2
     make_request(pool, 5)
     assert pool.stats()["evicted_blocks"] == 2
-    assert pool.stats()["window_evictions"] == 1
+    assert pool.stats()["block_copies"] == 0
     with pytest.raises(RangeCapError):
         pool.acquire(pool.new_ranges(), [0, 2, 4])
     assert pool.stats()["cap_events"] == 1
@@ -866,125 +860,514 @@ def test_threads_share_a_pool_under_the_gil():
     assert len(index) == pool.num_cache_only_blocks
 
 
+def pool_that_moves():
+    """A full pool whose first request can grow only where a cached block lies.
+
+    Another cached block leaves first, and the one behind the request goes there.
+
+    Returns:
+        The pool, its index, the request and the hash of block 2, which it needs.
+
+    """
+    pool = KVAllocator(8)
+    index = PrefixIndex(pool)
+    request, behind, _, oldest, _ = (make_request(pool, n) for n in (2, 1, 2, 1, 2))
+    block_hash, oldest_hash = hashes_of(2)
+    index.insert(behind, [block_hash], 0, 1)
+    index.insert(oldest, [oldest_hash], 0, 1)
+    pool.release(oldest)
+    pool.release(behind)
+    return pool, index, request, block_hash
+
+
+def test_a_moved_block_is_found_at_once_and_copied_once():
+    pool, index, request, block_hash = pool_that_moves()
+    assert index.find(block_hash) == 2
+    pool.extend(request, 1)
+    assert request.ranges() == [(0, 3)]
+    assert (index.find(block_hash), pool.take_evicted()) == (5, [5])
+    assert [pool.source_of(block) for block in (2, 5, 7)] == [2, 2, 7]
+    assert (pool.stats()["kept_blocks"], pool.stats()["block_copies"]) == (1, 0)
+    assert pool.take_copies() == [(2, 5)]
+    assert pool.take_copies() == []
+    assert pool.source_of(5) == 5
+    assert pool.stats()["block_copies"] == 1
+    with pytest.raises(ValueError, match="8 is outside the pool"):
+        pool.source_of(8)
+
+
+def test_moves_are_recorded_for_who_asks():
+    pool, _, request, _ = pool_that_moves()
+    pool.extend(request, 1)
+    assert pool.take_moves() == []
+    pool, _, request, _ = pool_that_moves()
+    pool.record_moves(True)
+    pool.extend(request, 1)
+    assert pool.take_moves() == [(2, 5)]
+    assert pool.take_moves() == []
+
+
+def test_the_first_extend_may_rewrite_the_hit():
+    pool = KVAllocator(16)
+    index = PrefixIndex(pool)
+    pieces, hashes = [make_request(pool, 1) for _ in range(5)], hashes_of(2)
+    for piece, block_hash in zip(pieces[1:4:2], hashes):
+        index.insert(piece, [block_hash], 0, 1)
+        pool.release(piece)
+    request = pool.new_ranges()
+    pool.acquire(request, index.match(hashes))
+    assert request.ranges() == [(1, 1), (3, 1)]
+    view = pool.extend(request, 2)
+    assert request.num_ranges == 1
+    assert view.block_ids() == request.block_ids(2)
+    assert index.match(hashes).block_ids() == request.block_ids(0, 2)
+    assert sorted(pool.take_copies()) == list(zip((1, 3), request))
+
+
+def test_steps_count_from_one_and_are_processed_in_their_order():
+    pool = KVAllocator(8)
+    assert [pool.begin_step() for _ in range(3)] == [1, 2, 3]
+    for step in (1, 1, 3):
+        pool.process_step(step)
+    for step in (2, 4, -1, 2**62):
+        with unchanged(pool), pytest.raises(ValueError, match=f"step {step} is proc"):
+            pool.process_step(step)
+    with pytest.raises(TypeError):
+        pool.process_step(None)
+
+
+@pytest.mark.parametrize("processed", [False, True])
+def test_a_block_stays_until_the_step_that_hashed_it_is_processed(processed):
+    pool, index, request, block_hash = pool_that_moves()
+    holder, step = pool.new_ranges(), pool.begin_step()
+    pool.acquire(holder, [2])
+    index.erase(2)
+    index.insert(holder, [block_hash], 0, 1)
+    pool.release(holder)
+    if processed:
+        pool.process_step(step)
+    pool.extend(request, 1)
+    assert request.ranges() == ([(0, 3)] if processed else [(0, 2), (5, 1)])
+    assert index.find(block_hash) == (5 if processed else 2)
+
+
+@pytest.mark.parametrize(
+    "bound, left, ranges",
+    [(0, 0, [(0, 2), (5, 1)]), (2, 2, [(0, 3)]), (None, None, [(0, 3)])],
+)
+def test_a_copy_bound_of_zero_moves_nothing_and_none_is_no_bound(bound, left, ranges):
+    pool, _, request, _ = pool_that_moves()
+    pool.set_copy_bound(bound)
+    assert (pool.copy_bound, pool.copies_left) == (bound, left)
+    pool.extend(request, 1)
+    assert request.ranges() == ranges
+    assert pool.take_copies() == ([] if bound == 0 else [(2, 5)])
+
+
+def test_a_copy_bound_is_a_count():
+    pool = KVAllocator(8)
+    with pytest.raises(ValueError, match="at least 0 copies, got -1"):
+        pool.set_copy_bound(-1)
+    with pytest.raises(TypeError):
+        pool.set_copy_bound(1.5)
+    assert pool.copy_bound == 3072
+    pool.set_copy_bound(2**80)
+    assert (pool.copy_bound, pool.copies_left) == (None, None)
+
+
+def test_the_admissions_of_a_step_share_their_copies():
+    pool, _, _, _ = pool_that_moves()
+    pool.set_copy_bound(2)
+    pool.release_blocks([3])
+    admitted = pool.new_ranges()
+    pool.begin_step()
+    pool.extend(admitted, 2)  # In blocks 2 and 3: what is cached in 2 moves to 5.
+    assert (admitted.ranges(), pool.take_copies()) == ([(2, 2)], [(2, 5)])
+    assert pool.copies_left == 1
+    pool.begin_step()
+    assert pool.copies_left == 2
+
+
+def test_copies_can_be_kept_out_of_blocks_that_were_just_given_back():
+    pool, index, request, block_hash = pool_that_moves()
+    pool.keep_copies_from_freed(True)
+    pool.process_step(pool.begin_step())
+    pool.retain_blocks([5])
+    pool.release_blocks([5])  # A connector may be reading it.
+    pool.retain_blocks([2])
+    pool.release_blocks([2])
+    pool.extend(request, 1)
+    assert request.ranges() == [(0, 2), (5, 1)]
+    assert index.find(block_hash) == 2
+    with pytest.raises(ZeroDivisionError):
+        pool.keep_copies_from_freed(_NeitherTrueNorFalse())
+
+
+class _NeitherTrueNorFalse:
+    def __bool__(self):
+        return 1 // 0 == 0
+
+
+def test_the_free_queue_is_in_the_order_of_upstreams():
+    pool = KVAllocator(8)
+    index = PrefixIndex(pool)
+    first, second, third = (make_request(pool, n) for n in (3, 2, 1))
+    assert pool.free_queue() == [-1] * 2
+    index.insert(first, hashes_of(3), 0, 3)
+    index.insert(second, hashes_of(1, seed=1), 0, 1)
+    for request in (first, second, third):
+        pool.release(request)
+    # Without a hash first; a chain's tail before its head.
+    assert pool.free_queue() == [-1] * 4 + [2, 1, 0, 3]
+    index.erase(1)
+    assert pool.free_queue() == [-1] * 4 + [2, -1, 0, 3]
+    pool.acquire(first, [2])
+    assert pool.free_queue() == [-1] * 5 + [0, 3]
+
+
 NUM_BLOCKS = 24
+EMPTY = -1
 
 
-class AllocatorModel(RuleBasedStateMachine):
-    """The allocator against lists that are scanned for everything."""
+def made_at_once(memory, copies):
+    """Return the memory after copies that all read before any writes."""
+    after = list(memory)
+    for source, target in copies:
+        after[target] = memory[source]
+    return after
+
+
+def made_one_by_one(memory, copies):
+    """Return the memory after copies made in their order.
+
+    A copy follows the one that read what it overwrites. So only the last copy of a
+    cycle finds its source overwritten: it reads what the first one has saved.
+    """
+    memory = list(memory)
+    chains: list[list[tuple[int, int]]] = []
+    for copy in copies:
+        if chains and copy[1] == chains[-1][-1][0]:
+            chains[-1].append(copy)
+        else:
+            chains.append([copy])
+    is_cycle = [chain[-1][0] == chain[0][1] for chain in chains]
+    assert is_cycle == sorted(is_cycle)
+    for chain, cycle in zip(chains, is_cycle):
+        saved = memory[chain[0][1]]
+        for source, target in chain:
+            memory[target] = memory[source]
+        if cycle:
+            memory[chain[-1][1]] = saved
+    return memory
+
+
+class Request:
+    """A request's ranges, and what is in its blocks."""
+
+    def __init__(self, pool):
+        self.ranges = pool.new_ranges()
+        self.contents: list[int] = []
+        self.is_extended = False
+
+
+class PoolModel(RuleBasedStateMachine):
+    """What every pool promises, however it caches.
+
+    Contents have numbers. The model knows who holds them and in which order they
+    leave the cache: upstream's. Where they lie is the pool's choice, which the
+    model follows, as the workers' memory does by the copies of each step.
+    """
 
     requests = Bundle("requests")
+    loose = Bundle("loose")
 
-    @initialize(max_ranges=st.sampled_from([0, 2, 3]))
-    def make_pool(self, max_ranges):
-        self.max_ranges = max_ranges
-        self.pool = KVAllocator(NUM_BLOCKS, max_ranges=max_ranges)
-        self.refs = [0] * NUM_BLOCKS
-        self.cached: set[int] = set()
+    def make_pool(self, pool, copy_bound, keeps_copies_away):
+        self.pool = pool
+        pool.set_copy_bound(copy_bound)
+        pool.keep_copies_from_freed(keeps_copies_away)
+        pool.record_moves(True)
+        self.copy_bound, self.keeps_copies_away = copy_bound, keeps_copies_away
+        self.last = 0  # The newest content.
+        self.place: dict[int, int] = {}  # The blocks of contents that there are.
+        self.refs: dict[int, int] = {}
+        self.hashed: dict[int, int] = {}  # Cached contents: the step that did it.
+        self.queue: list[int | None] = [None] * NUM_BLOCKS
+        self.memory: list[int | None] = [None] * NUM_BLOCKS
+        self.uncomputed: set[int] = set()
+        self.freed = [0] * NUM_BLOCKS  # The step after that which gave it back.
+        self.processed, self.step = 0, pool.begin_step()
 
-    def is_free(self, block):
-        return self.refs[block] == 0 and block not in self.cached
+    def fill(self, order):
+        """Let the cache have the whole pool, in parts of four blocks.
 
-    @rule(target=requests)
+        They are named and given back out of order.
+        """
+        requests = [self.new_request() for _ in order]
+        for number, request in zip(order, requests):
+            self.try_extend(request, 4)
+            self.cache_all(request, number)
+        for number in order:
+            self.release(requests[number])
+        self.end_step(lag=0)
+
+    # ---- What the calls do to contents. ----
+
+    def new_content(self):
+        self.last += 1
+        self.refs[self.last] = 1
+        self.uncomputed.add(self.last)
+        return self.last
+
+    def content_of(self, block):
+        return next((c for c, b in self.place.items() if b == block), None)
+
+    def hold(self, content):
+        if not self.refs[content]:
+            self.queue.remove(content)
+        self.refs[content] += 1
+
+    def give_back(self, contents):
+        for content in contents:
+            self.refs[content] -= 1
+            if self.refs[content]:
+                continue
+            self.freed[self.place[content]] = self.step + 1
+            if content in self.hashed:
+                self.queue.append(content)
+            else:
+                self.queue.insert(0, None)
+                self.forget(content)
+
+    def uncache(self, content):
+        del self.hashed[content]
+        if not self.refs[content]:
+            self.queue[self.queue.index(content)] = None
+            self.forget(content)
+
+    def forget(self, content):
+        del self.place[content], self.refs[content]
+        self.uncomputed.discard(content)
+
+    def evict(self, count):
+        """Take the next blocks of the queue and return the contents lost."""
+        taken, self.queue = self.queue[:count], self.queue[count:]
+        evicted = [content for content in taken if content is not None]
+        assert self.pool.take_evicted() == [self.place[c] for c in evicted]
+        for content in evicted:
+            del self.hashed[content]
+            self.forget(content)
+        return evicted
+
+    def follow_moves(self, request, num_old):
+        """Learn where contents lie now, those new in a request among them."""
+        at = {block: content for content, block in self.place.items()}
+        for source, target in self.pool.take_moves():
+            assert target not in at
+            at[target] = at.pop(source)
+        places = {content: block for block, content in at.items()}
+        ids = list(request.ranges)
+        places |= zip(request.contents[num_old:], ids[num_old:])
+        assert [places[content] for content in request.contents] == ids
+        assert len(set(places.values())) == len(places)
+        hit = set() if request.is_extended else set(request.contents[:num_old])
+        for content in self.place:
+            if self.place[content] != places[content]:
+                self.check_move(content, places[content], content in hit)
+        self.place = places
+
+    def check_move(self, content, target, is_hit):
+        """Only who admits a request may move what is held, and only for itself."""
+        assert self.copy_bound != 0
+        assert self.hashed[content] <= self.processed
+        assert self.refs[content] == is_hit
+        assert not self.keeps_copies_away or self.freed[target] <= self.processed
+
+    # ---- Calls. ----
+
     def new_request(self):
-        return self.pool.new_ranges()
+        return Request(self.pool)
+
+    def try_extend(self, request, count):
+        """Return the contents evicted for it, or None if there is no room."""
+        before = self.pool.dump(), list(request.ranges)
+        try:
+            view = self.pool.extend(request.ranges, count)
+        except (OutOfBlocksError, RangeCapError) as error:
+            assert (self.pool.dump(), list(request.ranges)) == before
+            assert isinstance(error, RangeCapError) == (count <= len(self.queue))
+            assert isinstance(error, OutOfBlocksError) or self.pool.max_ranges > 0
+            return None
+        evicted = self.evict(count)
+        num_old = len(request.contents)
+        request.contents += [self.new_content() for _ in range(count)]
+        assert list(view) == list(request.ranges)[num_old:]
+        self.follow_moves(request, num_old)
+        request.is_extended = True
+        return evicted
+
+    def acquire_all(self, request, contents):
+        had, places = list(request.ranges), [self.place[c] for c in contents]
+        self.pool.acquire(request.ranges, places)
+        assert list(request.ranges) == had + places
+        request.contents += contents
+        for content in contents:
+            self.hold(content)
+
+    def release(self, request):
+        self.pool.release(request.ranges)
+        assert len(request.ranges) == 0
+        self.give_back(reversed(request.contents))
+
+    @rule(request=consumes(requests))
+    def end(self, request):
+        self.release(request)
+
+    @rule(target=loose, block=st.integers(0, NUM_BLOCKS - 1))
+    def retain(self, block):
+        """Hold any block as connectors do, an empty one too."""
+        self.pool.retain_blocks([block])
+        content = self.content_of(block)
+        if content is None:
+            self.queue.remove(None)
+            content = self.new_content()
+            self.place[content] = block
+        else:
+            self.hold(content)
+        return content
+
+    @rule(content=consumes(loose))
+    def release_retained(self, content):
+        self.pool.release_blocks([self.place[content]])
+        self.give_back([content])
+
+    @rule(lag=st.integers(0, 2))
+    def end_step(self, lag):
+        """Let the workers make the copies, then compute what is new."""
+        copies = self.pool.take_copies()
+        assert all(source != target for source, target in copies)
+        assert len({target for _, target in copies}) == len(copies)
+        memory = made_at_once(self.memory, copies)
+        assert made_one_by_one(self.memory, copies) == memory
+        for content in self.uncomputed:
+            memory[self.place[content]] = content
+        self.memory = memory
+        self.uncomputed.clear()
+        self.processed = max(self.processed, self.step - lag)
+        self.pool.process_step(self.processed)
+        self.step += 1
+        assert self.pool.begin_step() == self.step
+
+    # ---- What always holds. ----
+
+    @invariant()
+    def every_content_is_where_the_pool_says(self):
+        for content in self.place.keys() - self.uncomputed:
+            source = self.pool.source_of(self.place[content])
+            assert self.memory[source] == content
+
+    @invariant()
+    def agrees(self):
+        pool, blocks = self.pool, range(NUM_BLOCKS)
+        pool.check_invariants()
+        at = {block: content for content, block in self.place.items()}
+        refs = [self.refs[at[b]] if b in at else 0 for b in blocks]
+        assert [pool.ref_count(b) for b in blocks] == refs
+        cached = [at.get(b) in self.hashed for b in blocks]
+        assert [pool.is_cached(b) for b in blocks] == cached
+        queue = [EMPTY if c is None else self.place[c] for c in self.queue]
+        assert pool.free_queue() == queue
+        assert pool.num_free_blocks == len(queue)
+        assert pool.num_cache_only_blocks == len(queue) - queue.count(EMPTY)
+        extents = "".join(" x"[b not in at] for b in blocks).split()
+        assert pool.num_extents == len(extents)
+        assert pool.largest_extent == max(map(len, extents), default=0)
+
+
+copy_bounds = st.sampled_from([0, 6, None, None])
+orders = st.permutations(range(NUM_BLOCKS // 4))
+
+
+class AllocatorModel(PoolModel):
+    """Blocks are cached by their ids."""
+
+    requests, loose = PoolModel.requests, PoolModel.loose
+    any_blocks = st.lists(st.integers(0, NUM_BLOCKS - 1), max_size=3)
+
+    @initialize(
+        max_ranges=st.sampled_from([0, 2, 3]),
+        copy_bound=copy_bounds,
+        keeps_copies_away=st.booleans(),
+        order=orders,
+    )
+    def start(self, max_ranges, copy_bound, keeps_copies_away, order):
+        pool = KVAllocator(NUM_BLOCKS, max_ranges=max_ranges)
+        self.make_pool(pool, copy_bound, keeps_copies_away)
+        self.fill(order)
+
+    def cache_all(self, request, number):
+        for content in request.contents:
+            if content not in self.hashed:
+                self.pool.cache(self.place[content])
+                self.hashed[content] = self.step
+
+    def try_acquire(self, request, blocks):
+        before = self.pool.dump(), list(request.ranges)
+        contents = [self.content_of(block) for block in blocks]
+        try:
+            if None in contents:
+                self.pool.acquire(request.ranges, blocks)
+            else:
+                self.acquire_all(request, contents)
+        except (ValueError, RangeCapError) as error:
+            assert (self.pool.dump(), list(request.ranges)) == before
+            is_cap = isinstance(error, RangeCapError)
+            assert self.pool.max_ranges > 0 if is_cap else None in contents
+        else:
+            assert None not in contents
+
+    @rule(target=requests, blocks=any_blocks, count=st.integers(1, 8))
+    def admit(self, blocks, count):
+        request = self.new_request()
+        self.try_acquire(request, blocks)
+        self.try_extend(request, count)
+        return request
 
     @rule(request=requests, count=st.integers(1, 12))
     def extend(self, request, count):
-        before, had = self.pool.dump(), list(request)
-        try:
-            view = self.pool.extend(request, count)
-        except (OutOfBlocksError, RangeCapError) as error:
-            assert self.pool.dump() == before
-            assert list(request) == had
-            enough = sum(ref == 0 for ref in self.refs) >= count
-            assert isinstance(error, RangeCapError) == enough
-            assert not enough or self.max_ranges > 0
-            return
-        added = list(view)
-        assert len(added) == count and list(request) == had + added
-        assert all(self.refs[block] == 0 for block in added)
-        # What was cached there is evicted, and perhaps what built on it.
-        evicted = self.pool.take_evicted()
-        assert len(evicted) == len(set(evicted))
-        assert set(added) & self.cached <= set(evicted) <= self.cached
-        assert all(self.refs[block] == 0 for block in evicted)
-        self.cached.difference_update(evicted)
-        for block in added:
-            self.refs[block] = 1
+        self.try_extend(request, count)
 
-    @rule(request=requests, blocks=st.lists(st.integers(0, NUM_BLOCKS - 1), max_size=3))
+    @rule(request=requests, blocks=any_blocks)
     def acquire(self, request, blocks):
-        before, had = self.pool.dump(), list(request)
-        try:
-            self.pool.acquire(request, blocks)
-        except ValueError:
-            assert any(map(self.is_free, blocks))
-            assert self.pool.dump() == before
-        except RangeCapError:
-            assert self.max_ranges > 0
-            assert self.pool.dump() == before
-        else:
-            assert list(request) == had + blocks
-            for block in blocks:
-                self.refs[block] += 1
-
-    @rule(request=consumes(requests))
-    def release(self, request):
-        blocks = list(request)
-        self.pool.release(request)
-        assert len(request) == 0
-        for block in blocks:
-            self.refs[block] -= 1
-
-    @rule(request=requests, data=st.data())
-    def retain_and_release_blocks(self, request, data):
-        blocks = data.draw(st.permutations(sorted(set(request))))
-        self.pool.retain_blocks(blocks)
-        self.pool.release_blocks(blocks)
+        self.try_acquire(request, blocks)
 
     @rule(block=st.integers(0, NUM_BLOCKS - 1))
     def cache(self, block):
-        if self.refs[block] > 0 and block not in self.cached:
-            self.pool.cache(block)
-            self.cached.add(block)
-        else:
+        content = self.content_of(block)
+        if content is None or not self.refs[content] or content in self.hashed:
             with pytest.raises(ValueError):
                 self.pool.cache(block)
+        else:
+            self.pool.cache(block)
+            self.hashed[content] = self.step
 
     @rule(request=requests)
     def cache_request(self, request):
-        for block in request:
-            if not self.pool.is_cached(block):
-                self.pool.cache(block)
-                self.cached.add(block)
+        self.cache_all(request, 0)
 
     @rule(block=st.integers(0, NUM_BLOCKS - 1))
-    def uncache(self, block):
-        if block in self.cached:
+    def uncache_block(self, block):
+        content = self.content_of(block)
+        if content in self.hashed:
             self.pool.uncache(block)
-            self.cached.remove(block)
+            self.uncache(content)
         else:
             with pytest.raises(ValueError):
                 self.pool.uncache(block)
 
-    @invariant()
-    def agrees(self):
-        pool = self.pool
-        pool.check_invariants()
-        blocks = range(NUM_BLOCKS)
-        assert [pool.ref_count(b) for b in blocks] == self.refs
-        assert {b for b in blocks if pool.is_cached(b)} == self.cached
-        assert pool.num_free_blocks == self.refs.count(0)
-        cache_only = sum(self.refs[block] == 0 for block in self.cached)
-        assert pool.num_cache_only_blocks == cache_only
-        free = "".join(" x"[self.is_free(b)] for b in blocks).split()
-        assert pool.num_extents == len(free)
-        assert pool.largest_extent == max(map(len, free), default=0)
-
 
 TestAllocatorModel = AllocatorModel.TestCase
 TestAllocatorModel.settings = settings(
-    max_examples=150,
+    max_examples=400,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
@@ -992,96 +1375,94 @@ TestAllocatorModel.settings = settings(
 )
 
 
-class PrefixIndexModel(RuleBasedStateMachine):
-    """The index against a dict of lists: hash to the blocks inserted under it."""
+class PrefixIndexModel(PoolModel):
+    """Blocks are cached under hashes: each has the contents inserted under it."""
 
-    requests = Bundle("requests")
+    requests, loose = PoolModel.requests, PoolModel.loose
     # A few hashes in a few orders, so that prefixes are shared and blocks collide;
     # long enough lists that the pool must evict.
-    hashes = st.lists(st.integers(0, 15), min_size=4, max_size=12).map(
-        lambda names: [b"%032d" % name for name in names]
-    )
+    hashes = st.one_of(
+        st.lists(st.integers(0, 15), min_size=4, max_size=12),
+        st.builds(lambda first: range(first, first + 10), st.integers(0, NUM_BLOCKS)),
+    ).map(lambda names: [b"%032d" % name for name in names])
 
-    @initialize()
-    def make_pool(self):
-        self.pool = KVAllocator(NUM_BLOCKS, max_ranges=0)
-        self.index = PrefixIndex(self.pool, record_evicted=True)
-        self.refs = [0] * NUM_BLOCKS
+    @initialize(copy_bound=copy_bounds, keeps_copies_away=st.booleans(), order=orders)
+    def start(self, copy_bound, keeps_copies_away, order):
+        pool = KVAllocator(NUM_BLOCKS, max_ranges=0)
+        self.index = PrefixIndex(pool, record_evicted=True)
         self.hash_of: dict[int, bytes] = {}
-        self.blocks_of: dict[bytes, list[int]] = {}
+        self.found: dict[bytes, list[int]] = {}  # The first one is.
+        self.make_pool(pool, copy_bound, keeps_copies_away)
+        self.fill(order)
 
-    def add(self, block, block_hash):
-        if self.hash_of.get(block) != block_hash:
-            self.remove(block)
-            self.hash_of[block] = block_hash
-            self.blocks_of.setdefault(block_hash, []).append(block)
+    def cache_all(self, request, number):
+        hashes = [b"%032d" % (4 * number + i) for i in range(len(request.contents))]
+        self.insert(request, hashes, 0, len(hashes))
 
-    def remove(self, block):
-        if (block_hash := self.hash_of.pop(block, None)) is not None:
-            self.blocks_of[block_hash].remove(block)
-            if not self.blocks_of[block_hash]:
-                del self.blocks_of[block_hash]
+    def remove(self, content):
+        block_hash = self.hash_of.pop(content)
+        self.found[block_hash].remove(content)
+        if not self.found[block_hash]:
+            del self.found[block_hash]
 
-    def take_evicted(self):
-        """Forget what the pool evicted, block and hash in one order."""
-        evicted = self.pool.take_evicted()
-        assert self.index.take_evicted_hashes() == [self.hash_of[b] for b in evicted]
-        assert all(self.refs[block] == 0 for block in evicted)
-        for block in evicted:
-            self.remove(block)
+    def uncache(self, content):
+        self.remove(content)
+        super().uncache(content)
 
     @rule(target=requests, hashes=hashes)
     def admit(self, hashes):
         """As the manager does: find the prefix, take it, then grow behind it."""
         hit = self.index.match(hashes)
-        expected = []
-        for block_hash in hashes:
-            if block_hash not in self.blocks_of:
-                break
-            expected.append(self.blocks_of[block_hash][0])
-        assert list(hit) == expected
-        request = self.pool.new_ranges()
-        self.pool.acquire(request, hit)
-        for block in expected:
-            self.refs[block] += 1
-        lacking = len(hashes) - len(expected)
-        try:
-            added = list(self.pool.extend(request, lacking)) if lacking else []
-        except OutOfBlocksError:
-            assert self.refs.count(0) < lacking
-            return request
-        self.take_evicted()
-        for block in added:
-            self.refs[block] += 1
-        self.insert(request, hashes, len(expected), len(hashes))
+        known = itertools.takewhile(self.found.__contains__, hashes)
+        contents = [self.found[block_hash][0] for block_hash in known]
+        assert list(hit) == [self.place[content] for content in contents]
+        request = self.new_request()
+        self.acquire_all(request, contents)
+        lacking = len(hashes) - len(contents)
+        if not lacking or self.extend_by(request, lacking):
+            self.insert(request, hashes, len(contents), len(hashes))
         return request
 
+    def extend_by(self, request, count):
+        evicted = self.try_extend(request, count)
+        if evicted is None:
+            return False
+        lost = [self.hash_of[content] for content in evicted]
+        assert self.index.take_evicted_hashes() == lost
+        for content in evicted:
+            self.remove(content)
+        return True
+
+    @rule(request=requests, count=st.integers(1, 4))
+    def extend(self, request, count):
+        self.extend_by(request, count)
+
     def insert(self, request, hashes, start, stop):
-        blocks = list(request)[start:stop]
-        before = {block for block in blocks if block in self.hash_of}
-        num_new = self.index.insert(request, hashes, start, stop)
-        assert num_new == len(set(blocks) - before)
-        for block, block_hash in zip(blocks, hashes[start:stop]):
-            self.add(block, block_hash)
+        contents = request.contents[start:stop]
+        num_new = len(set(contents) - self.hash_of.keys())
+        assert self.index.insert(request.ranges, hashes, start, stop) == num_new
+        for content, block_hash in zip(contents, hashes[start:stop]):
+            if self.hash_of.get(content) == block_hash:
+                continue
+            if content in self.hash_of:
+                self.remove(content)
+            self.hash_of[content] = block_hash
+            self.found.setdefault(block_hash, []).append(content)
+            self.hashed[content] = self.step
 
     @rule(request=requests, hashes=hashes, data=st.data())
     def insert_part(self, request, hashes, data):
         """Under other hashes, too: a block moves to the one that it is given."""
-        end = min(len(request), len(hashes))
+        end = min(len(request.contents), len(hashes))
         start = data.draw(st.integers(0, end))
         self.insert(request, hashes, start, data.draw(st.integers(start, end)))
 
-    @rule(request=consumes(requests))
-    def release(self, request):
-        for block in request:
-            self.refs[block] -= 1
-        self.pool.release(request)
-
     @rule(block=st.integers(0, NUM_BLOCKS - 1))
     def erase(self, block):
-        if block in self.hash_of:
+        content = self.content_of(block)
+        if content in self.hash_of:
             self.index.erase(block)
-            self.remove(block)
+            self.uncache(content)
         else:
             before = self.pool.dump()
             with pytest.raises(ValueError):
@@ -1089,30 +1470,29 @@ class PrefixIndexModel(RuleBasedStateMachine):
             assert self.pool.dump() == before
 
     @rule(blocks=st.lists(st.integers(0, NUM_BLOCKS - 1), max_size=4))
-    def evict(self, blocks):
+    def evict_blocks(self, blocks):
         self.index.evict(blocks)
-        for block in blocks:
-            self.remove(block)
+        for content in {
+            self.content_of(block) for block in blocks
+        } & self.hashed.keys():
+            self.uncache(content)
 
+    @precondition(lambda self: self.step % 4 == 0)
     @rule()
     def clear(self):
         self.index.clear()
-        self.hash_of.clear()
-        self.blocks_of.clear()
+        for content in list(self.hash_of):
+            self.uncache(content)
 
     @invariant()
-    def agrees(self):
-        self.pool.check_invariants()
-        blocks = range(NUM_BLOCKS)
-        assert [self.index.hash_of(b) for b in blocks] == [
-            self.hash_of.get(b) for b in blocks
-        ]
-        assert {b for b in blocks if self.pool.is_cached(b)} == set(self.hash_of)
+    def index_agrees(self):
+        at = {block: content for content, block in self.place.items()}
+        hashes = [self.hash_of.get(at.get(block)) for block in range(NUM_BLOCKS)]
+        assert [self.index.hash_of(b) for b in range(NUM_BLOCKS)] == hashes
         assert len(self.index) == len(self.hash_of)
-        assert self.index.num_hashes == len(self.blocks_of)
-        assert [self.pool.ref_count(b) for b in blocks] == self.refs
-        for block_hash, holders in self.blocks_of.items():
-            assert self.index.find(block_hash) == holders[0]
+        assert self.index.num_hashes == len(self.found)
+        for block_hash, contents in self.found.items():
+            assert self.index.find(block_hash) == self.place[contents[0]]
 
 
 TestPrefixIndexModel = PrefixIndexModel.TestCase

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.cpu_test, pytest.mark.skip_global_cleanup]
 
 PACKAGE = Path(vllm.__file__).parent
 # The backend's modules that do not have its name.
-UNNAMED = ("kv_cache_backend.py", "block_ranges.py", "range_table.py")
+UNNAMED = ("kv_cache_backend.py", "block_moves.py", "block_ranges.py", "range_table.py")
 
 
 def backend_modules() -> dict[str, Path]:
@@ -82,6 +82,7 @@ config = EngineArgs(
 ).create_engine_config()
 assert kv_cache_manager_cls(config, KVCacheManager) is KVCacheManager
 assert block_tables_cls(config, object) is object
+assert "Tagma" not in type(make_block_mover(config, [], 0, None)).__name__
 assert take_kv_cache_stats(config.cache_config, None) is None
 assert kv_cache_stat_loggers(config, []) == []
 print("imported:", [name for name in sys.modules if "tagma" in name])

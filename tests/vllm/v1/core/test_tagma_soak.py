@@ -5,7 +5,7 @@
 import pytest
 
 from tests.v1.core.scheduler_driver import SchedulerFactory, write_model_config
-from tests.v1.core.tagma_soak import Check, Soak
+from tests.v1.core.tagma_soak import SETTING, Check, Soak
 from vllm.triton_utils import HAS_TRITON
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import init_none_hash
@@ -18,10 +18,14 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def soak(tmp_path_factory: pytest.TempPathFactory) -> Soak:
+def factory(tmp_path_factory: pytest.TempPathFactory) -> SchedulerFactory:
     init_none_hash(sha256)
-    model = write_model_config(tmp_path_factory.mktemp("model"))
-    return Soak(SchedulerFactory(model), reset_every=1000)
+    return SchedulerFactory(write_model_config(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture
+def soak(factory: SchedulerFactory) -> Soak:
+    return Soak(factory, reset_every=1000)
 
 
 def test_a_full_pool_keeps_its_invariants_and_leaks_nothing(soak: Soak) -> None:
@@ -33,6 +37,8 @@ def test_a_full_pool_keeps_its_invariants_and_leaks_nothing(soak: Soak) -> None:
     assert checks[-1].preemptions > 0
     assert checks[-1].evicted_blocks > 0
     assert checks[-1].spills > 0
+    assert checks[-1].block_copies > 1000
+    assert checks[-1].hit_tokens > 0
 
 
 def test_a_leak_is_a_problem(soak: Soak) -> None:
@@ -45,3 +51,21 @@ def test_a_leak_is_a_problem(soak: Soak) -> None:
         "only 50.0% of the pool was in use",
     ]
     pool.allocator.release(held)
+
+
+def test_a_block_with_a_wrong_content_is_found(soak: Soak) -> None:
+    for step in range(100):
+        soak.step(step)
+    soak.compare_contents()
+    index = soak.driver.manager.block_pool.index
+    block = next(b for b in range(SETTING.num_blocks, 0, -1) if index.hash_of(b))
+    soak.memory.slots[block, -1] += 1
+    with pytest.raises(AssertionError, match="wrong block|not what was cached"):
+        soak.compare_contents()
+
+
+def test_moves_that_are_not_made_are_found(soak: Soak) -> None:
+    soak.memory.move = lambda moves: None
+    with pytest.raises(AssertionError, match="reads a wrong block"):
+        for step in range(1000):
+            soak.step(step)

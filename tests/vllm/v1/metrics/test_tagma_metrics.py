@@ -6,6 +6,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
@@ -70,6 +71,13 @@ def serve(factory: SchedulerFactory, backend: str) -> tuple[Driver, list]:
     return driver, stats
 
 
+def totals_of(driver: Driver) -> dict[str, Any]:
+    """Return the allocator's statistics, and the tokens of blocks that it kept."""
+    stats = driver.manager.block_pool.allocator.stats()
+    kept_tokens = stats["kept_blocks"] * SETTING.block_size
+    return stats | {"kept_cached_tokens": kept_tokens}
+
+
 def as_received(stats: SchedulerStats) -> SchedulerStats:
     """Return statistics as the front end gets them from the engine's process."""
     frames = MsgpackEncoder().encode(EngineCoreOutputs(scheduler_stats=stats))
@@ -92,10 +100,13 @@ def test_exported_values_are_the_allocators(factory: SchedulerFactory) -> None:
     driver, stats = serve(factory, "tagma")
     for step in stats:
         manager.record(as_received(step), None)
-    totals = driver.manager.block_pool.allocator.stats()
+    totals = totals_of(driver)
     for name in COUNTERS:
         assert value(f"{name}_total") == totals[name]
-    assert totals["spills"] > 0 and totals["window_evictions"] > 0
+    assert totals["spills"] > 0 and totals["block_copies"] > 0
+    assert totals["kept_cached_tokens"] > 0
+    assert value("block_copies_per_step_count") == len(stats)
+    assert value("block_copies_per_step_sum") == totals["block_copies"]
     assert value("largest_free_extent_blocks") == totals["largest_extent"]
     sampled = sum(
         sum(step.kv_cache_backend_stats.get("ranges_per_request", {}).values())
@@ -106,7 +117,7 @@ def test_exported_values_are_the_allocators(factory: SchedulerFactory) -> None:
 
 def test_a_request_that_passes_the_workers_limit_is_counted_once() -> None:
     pool = KVAllocator(600, max_ranges=0)
-    source = TagmaStatsSource(pool)
+    source = TagmaStatsSource(pool, block_size=16)
     pool.extend(pool.new_ranges(), 600)
     request = pool.new_ranges()
     counts = []
@@ -138,7 +149,7 @@ def test_counts_leave_as_increments(factory: SchedulerFactory) -> None:
     sums: Counter[str] = Counter()
     for step in stats:
         sums.update({name: step.kv_cache_backend_stats[name] for name in COUNTERS})
-    totals = driver.manager.block_pool.allocator.stats()
+    totals = totals_of(driver)
     assert dict(sums) == {name: totals[name] for name in COUNTERS}
 
 

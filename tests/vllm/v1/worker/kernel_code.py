@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Compile the block-table kernels for GPUs, without one, and count instructions.
+"""Compile the backend's kernels for GPUs, without one, and count instructions.
 
     python kernel_code.py PACKAGE 80 90
 
@@ -16,16 +16,18 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 BLOCK_SIZE = 1024
 
 _FILES = ("buffer_utils.py", "block_table.py", "tagma_kernels.py")
 
-# Arguments as the callers in `BlockTables` and `TagmaBlockTables` pass them.
+# Arguments as the callers in `BlockTables`, `TagmaBlockTables` and `BlockCopier` pass
+# them.
 _POINTERS = {
     "idx_mapping": "*i32",
     "batch_idx_to_req_idx": "*i32",
@@ -41,6 +43,10 @@ _POINTERS = {
     "slot_mapping_enabled": "*i1",
     "dcp_sharded": "*i1",
     "slot_mappings_ptr": "*i64",
+    "segment_addresses": "*i64",
+    "segment_strides": "*i64",
+    "segment_lengths": "*i64",
+    "plan_ptr": "*i32",
     # From 0.33.0 on.
     "num_computed_tokens_ptr": "*i32",
     "sliding_window_reach_ptr": "*i32",
@@ -58,21 +64,29 @@ _CONSTANTS = {
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel, and the case of its HAS_FALLBACK if it has one."""
+    """A kernel, and those of its constants that are its own."""
 
     label: str
     kernel: str
-    has_fallback: bool | None = None
+    constants: Mapping[str, Any] = field(default_factory=dict)
 
+
+_SLOTS = "_compute_slot_mappings_tagma_kernel"
+_EXPAND = "_expand_ranges_to_block_table_kernel"
+_FALLBACK, _NO_FALLBACK = {"HAS_FALLBACK": True}, {"HAS_FALLBACK": False}
 
 VARIANTS = (
     Variant("slots, paged", "_compute_slot_mappings_kernel"),
-    Variant("slots, tagma", "_compute_slot_mappings_tagma_kernel", False),
-    Variant("slots, tagma + fallback", "_compute_slot_mappings_tagma_kernel", True),
+    Variant("slots, tagma", _SLOTS, _NO_FALLBACK),
+    Variant("slots, tagma + fallback", _SLOTS, _FALLBACK),
     Variant("block table, paged gather", "_gather_block_tables_kernel"),
-    Variant("block table, tagma", "_expand_ranges_to_block_table_kernel", False),
+    Variant("block table, tagma", _EXPAND, _NO_FALLBACK),
+    Variant("block table, tagma + fallback", _EXPAND, _FALLBACK),
+    # As for a model of 32 layers, whose numbers are all multiples of 16 bytes.
     Variant(
-        "block table, tagma + fallback", "_expand_ranges_to_block_table_kernel", True
+        "block copy, tagma",
+        "_copy_blocks_kernel",
+        {"NUM_SEGMENTS": 32, "VECTOR": 4, "VECTOR_BYTES": 16, "BLOCK_SIZE": 2048},
     ),
 )
 
@@ -133,12 +147,11 @@ def load_kernels(sources: Path, folder: Path) -> ModuleType:
 
 def _compile(kernel, variant: Variant, arch: int, folder: Path) -> KernelCode:
     import triton
+    import triton.language as tl
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    constants = dict(_CONSTANTS)
-    if variant.has_fallback is not None:
-        constants["HAS_FALLBACK"] = variant.has_fallback
+    constants = {**_CONSTANTS, "ELEMENT": tl.int32, **variant.constants}
     names = kernel.arg_names
     source = ASTSource(
         fn=kernel,

@@ -57,6 +57,7 @@ def test_no_table_load_per_position(compiled, arch: int):
         "block table, paged gather": 1,
         "block table, tagma": 0,
         "block table, tagma + fallback": 1,
+        "block copy, tagma": 0,
     }
 
 
@@ -67,3 +68,13 @@ def test_fewer_loads_and_no_spills(compiled, arch: int):
         assert tagma["sass_loads"] < base["sass_loads"]
         assert tagma["sass_stores"] == base["sass_stores"]
     assert not any(code["spills"] for code in compiled.values())
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_block_is_copied_in_the_widest_words(compiled, arch: int):
+    """A thread's words are 16 bytes; the kernel has two loads and stores of a tile."""
+    words = 8192 // (128 * 16)
+    code = compiled["block copy, tagma", arch]
+    assert code["sass_stores"] == 2 * words
+    # Beside them: three numbers of the segment, four of the sequence, three of a run.
+    assert code["sass_loads"] == 2 * words + 3 + 4 + 3

@@ -167,3 +167,55 @@ def _compute_slot_mappings_tagma_kernel(
             )
 
         tl.store(slot_mapping_ptr + offset, slot_ids, mask=offset < end_idx)
+
+
+@triton.jit
+def _copy_blocks_kernel(
+    segment_addresses,  # [num_segments], of block 0, in bytes
+    segment_strides,  # [num_segments], from block to block, in elements
+    segment_lengths,  # [num_segments], of a block, in elements
+    plan_ptr,  # [num_sequences, 4] and behind it [num_runs, 3]
+    NUM_SEGMENTS: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    # What all numbers of segments are multiples of: in elements, and in bytes.
+    VECTOR: tl.constexpr,
+    VECTOR_BYTES: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Copy blocks in all segments of the KV cache.
+
+    A sequence is (first run, end of its runs, saved source, saved target), a run is
+    (source, target, count). One program makes a whole sequence of copies for one tile
+    of a block, so that an order among them needs no other launch. What comes first is
+    read before and written after the runs: a cycle's block, unless its target is -1.
+    """
+    sequence = tl.program_id(0) // NUM_SEGMENTS
+    segment = tl.program_id(0) % NUM_SEGMENTS
+    length = tl.multiple_of(tl.load(segment_lengths + segment), VECTOR)
+    begin = tl.program_id(1).to(tl.int64) * BLOCK_SIZE
+    if begin >= length:
+        return
+    offset = begin + tl.arange(0, BLOCK_SIZE)
+    mask = offset < length
+    stride = tl.multiple_of(tl.load(segment_strides + segment), VECTOR)
+    address = tl.load(segment_addresses + segment)
+    block_0 = tl.cast(address, tl.pointer_type(ELEMENT))
+    block_0 = tl.multiple_of(block_0, VECTOR_BYTES)
+
+    sequence_ptr = plan_ptr + 4 * sequence
+    runs_ptr = plan_ptr + 4 * (tl.num_programs(0) // NUM_SEGMENTS)
+    saved_source = tl.load(sequence_ptr + 2)
+    saved_target = tl.load(sequence_ptr + 3)
+    saves = offset < tl.where(saved_target < 0, 0, length)
+    saved = tl.load(block_0 + saved_source * stride + offset, mask=saves)
+    for r in tl.range(tl.load(sequence_ptr), tl.load(sequence_ptr + 1), num_stages=1):
+        # Other threads may have read what is written from here on, and behind the loop.
+        tl.debug_barrier()
+        source = tl.load(runs_ptr + 3 * r)
+        target = tl.load(runs_ptr + 3 * r + 1)
+        count = tl.load(runs_ptr + 3 * r + 2)
+        for i in tl.range(0, count, num_stages=1):
+            tile = tl.load(block_0 + (source + i) * stride + offset, mask=mask)
+            tl.store(block_0 + (target + i) * stride + offset, tile, mask=mask)
+    tl.debug_barrier()
+    tl.store(block_0 + saved_target * stride + offset, saved, mask=saves)

@@ -1,0 +1,1 @@
+"""The placement benchmark: how few ranges, for how many copies."""
