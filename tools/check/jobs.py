@@ -85,7 +85,7 @@ _TABLE = (
         seconds=260,
         workers=4,
     ),
-    Job("demo", (("demo",),), _BUILT, ("demo",), seconds=150),
+    Job("demo", (("demo",),), _BUILT, ("demo",), seconds=240),
     Job(
         "host",
         (("bench-host", "--rounds", "9"), ("soak", "--steps", "10000")),

@@ -16,8 +16,10 @@ def command(ctx: click.Context, as_json: bool) -> None:
     """Serve a small model with both backends and compare every token.
 
     Sends the same text to both: short, long, repeated, with a shared prefix, as
-    concurrent streams, and into a pool so small that requests are preempted.
-    Exit code 1 if a token differs or a scenario did not do what it is there for.
+    concurrent streams, and into a pool so small that cached blocks are moved and
+    requests preempted; once more with tensor parallelism of 2.
+    Exit code 1 if a token differs, no block was moved, or a scenario did not do
+    what it is there for.
 
     Example: python -m tools demo --json
     """
@@ -39,7 +41,12 @@ def command(ctx: click.Context, as_json: bool) -> None:
             if good
             else "paged and tagma differ, or a scenario did not do its work",
             () if good else (f"Read {project.build / 'logs'}/demo-*.log",),
-            (*result.problems, f"all values: {file}"),
+            (
+                *result.problems,
+                *(pair.copied for pair in result.pairs),
+                *(f"not run: {reason}" for reason in result.not_run),
+                f"all values: {file}",
+            ),
             data,
         ),
         as_json,

@@ -59,7 +59,21 @@ def preemptions(metrics: str) -> int:
     >>> preemptions('vllm:num_preemptions_total{engine="0"} 3.0')
     3
     """
-    found = re.findall(r"^vllm:num_preemptions_total\{.*\} (\S+)$", metrics, re.M)
+    return _total(metrics, "vllm:num_preemptions_total")
+
+
+def block_copies(metrics: str) -> int:
+    """Return how many blocks were copied since they moved; paged moves none.
+
+    >>> block_copies('vllm:kv_cache_tagma_block_copies_total{engine="0"} 3.0')
+    3
+    """
+    return _total(metrics, f"{PREFIX}block_copies_total")
+
+
+def _total(metrics: str, name: str) -> int:
+    """Return a counter's value over all engines, 0 if it is not there."""
+    found = re.findall(rf"^{name}\{{.*\}} (\S+)$", metrics, re.M)
     return int(sum(map(float, found)))
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from tools.measure.observed import (
     backend_of,
+    block_copies,
     preemptions,
     problems,
     values,
@@ -88,6 +89,8 @@ vllm:cache_config_info{block_size="32",kv_cache_backend="tagma",num_gpu_blocks="
 
 def test_values_of_the_servers_metrics() -> None:
     assert preemptions(VLLM_METRICS) == 2
+    assert block_copies(METRICS) == 5
+    assert block_copies(VLLM_METRICS) == 0
     assert backend_of(VLLM_METRICS) == "tagma"
     assert backend_of("# nothing\n") == "unknown"
 

@@ -1,22 +1,11 @@
-"""Both backends compared: each scenario, and the demo's verdict on all of them."""
+"""Both backends compared in one scenario."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
-from tools.base.outcome import Outcome
 from tools.measure.demo.measured import Measured
-from tools.measure.demo.scenarios import (
-    BATCHED_TOKENS,
-    BLOCK_SIZE,
-    BLOCKS,
-    MODEL_TOKENS,
-    Claim,
-    Scenario,
-)
+from tools.measure.demo.scenarios import BATCHED_TOKENS, Claim, Scenario
 
 
 @dataclass(frozen=True)
@@ -44,11 +33,29 @@ class ScenarioComparison:
     @property
     def unmet(self) -> tuple[str, ...]:
         """What should have happened and did not."""
-        return tuple(
-            f"{self.scenario.name}, {name}: {problem}"
+        found = [
+            f"{name}: {problem}"
             for name, measured in (("paged", self.paged), ("tagma", self.tagma))
             for problem in _unmet(self.scenario, measured)
+        ]
+        found += (f"tagma: {p}" for p in _unmoved(self.scenario.claim, self.tagma))
+        if self.scenario.is_determined:
+            found += self._decided_otherwise()
+        return tuple(f"{self.scenario.name}, {problem}" for problem in found)
+
+    def _decided_otherwise(self) -> Iterator[str]:
+        """Yield what is cached or preempted in another way where time plays no part."""
+        paged, tagma = (
+            [reply.cached_tokens for reply in measured.replies]
+            for measured in (self.paged, self.tagma)
         )
+        if paged != tagma:
+            yield f"prefix hits: paged {paged}, tagma {tagma}"
+        if self.paged.preemptions != self.tagma.preemptions:
+            yield (
+                f"preemptions: paged {self.paged.preemptions}, "
+                f"tagma {self.tagma.preemptions}"
+            )
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -62,6 +69,7 @@ class ScenarioComparison:
             "claim": self.scenario.claim.value if self.scenario.claim else None,
             "requests": len(self.scenario.prompts),
             "max_tokens": self.scenario.max_tokens,
+            "in_turn": self.scenario.in_turn,
             "tokens_equal": not self.differences,
             "problems": list(self.problems),
             "paged": self.paged.to_data(),
@@ -88,88 +96,34 @@ def _unmet(scenario: Scenario, measured: Measured) -> Iterator[str]:
             yield f"request {number} gave {len(reply.tokens)} tokens"
     if len(measured.held) < len(measured.replies):
         yield f"only {len(measured.held)} releases of blocks were recorded"
+    if scenario.in_turn and measured.most_at_once > 1:
+        yield "requests ran at once"
     match scenario.claim:
         case Claim.CHUNKED:
             if any(r.prompt_tokens <= BATCHED_TOKENS for r in measured.replies):
                 yield f"a prompt fits into one batch of {BATCHED_TOKENS} tokens"
             if measured.cached_tokens:
                 yield f"{measured.cached_tokens} tokens came from the prefix cache"
-        case Claim.PREFIX_HIT:
-            if not measured.cached_tokens:
-                yield "no token came from the prefix cache"
+        case Claim.PREFIX_HIT | Claim.GATHERED:
+            for number, reply in enumerate(measured.replies, 1):
+                if not reply.cached_tokens:
+                    yield f"request {number} found nothing in the prefix cache"
         case Claim.CONCURRENT:
             if measured.most_at_once < 2:
                 yield "the streams ran one after the other"
         case Claim.PREEMPTED:
             if not measured.preemptions:
                 yield "no request was preempted"
-        case None:
+        case Claim.MOVED | Claim.SHARED | None:
             pass
 
 
-@dataclass(frozen=True)
-class DemoResult:
-    """The end of a demo.
-
-    Args:
-        start_s: How long each server took to start.
-        comparisons: Every scenario.
-        unobserved: What the servers should have told their operators.
-    """
-
-    start_s: Mapping[str, float]
-    comparisons: tuple[ScenarioComparison, ...]
-    unobserved: tuple[str, ...] = ()
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """Everything that makes the demo fail."""
-        compared = tuple(p for c in self.comparisons for p in c.problems)
-        return compared + self.unobserved
-
-    @property
-    def outcome(self) -> Outcome:
-        """DONE, or DIFFERENT at any problem."""
-        return Outcome.DIFFERENT if self.problems else Outcome.DONE
-
-    def to_data(self) -> dict[str, Any]:
-        """Return all that was measured, for JSON."""
-        return {
-            "settings": {
-                "block_size": BLOCK_SIZE,
-                "blocks": BLOCKS,
-                "max_model_len": MODEL_TOKENS,
-                "max_num_batched_tokens": BATCHED_TOKENS,
-            },
-            "start_s": {name: round(s, 1) for name, s in self.start_s.items()},
-            "scenarios": [comparison.to_data() for comparison in self.comparisons],
-        }
-
-    def table(self) -> Table:
-        """Return the table for people; pairs are paged / tagma."""
-        table = Table(
-            box=box.SIMPLE_HEAD,
-            title="paged / tagma",
-            caption="ranges: contiguous stretches in which a request held its blocks "
-            "when it gave\nthem back, mean (most); counted in the same way for both\n"
-            "tokens/s: generated tokens over the time of the scenario; under Triton's\n"
-            "interpreter they say nothing about a GPU",
-            caption_justify="left",
-        )
-        table.add_column("scenario")
-        table.add_column("tokens")
-        for name in ("at once", "prefix hits", "preemptions", "ranges", "tokens/s"):
-            table.add_column(name, justify="right")
-        for comparison in self.comparisons:
-            paged, tagma = comparison.paged, comparison.tagma
-            table.add_row(
-                comparison.scenario.name,
-                "DIFFERENT" if comparison.differences else "equal",
-                f"{paged.most_at_once} / {tagma.most_at_once}",
-                f"{paged.cached_tokens} / {tagma.cached_tokens}",
-                f"{paged.preemptions} / {tagma.preemptions}",
-                f"{paged.mean_runs:.1f} ({paged.max_runs}) / "
-                f"{tagma.mean_runs:.1f} ({tagma.max_runs})",
-                f"{paged.tokens_per_s:.1f} / {tagma.tokens_per_s:.1f}",
-            )
-        return table
+def _unmoved(claim: Claim | None, tagma: Measured) -> Iterator[str]:
+    """Yield what the claim says of moves and tagma did not show."""
+    match claim:
+        case Claim.MOVED | Claim.GATHERED | Claim.PREEMPTED if not tagma.block_copies:
+            yield "no block was copied"
+        case Claim.MOVED | Claim.GATHERED if tagma.max_runs > 1:
+            yield f"a request held its blocks in {tagma.max_runs} ranges"
+        case Claim.SHARED if tagma.max_runs < 2:
+            yield "no request extended the prefix elsewhere"

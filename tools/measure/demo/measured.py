@@ -25,13 +25,54 @@ class HeldBlocks:
 
 
 @dataclass(frozen=True)
+class CopyingStep:
+    """A step that told the workers to copy blocks; the probe says it.
+
+    Args:
+        copies: Blocks copied.
+        steps_under_way: Earlier steps whose results were not there when this one was
+            scheduled; more than 0 only with asynchronous scheduling.
+    """
+
+    copies: int
+    steps_under_way: int
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the probe recorded in one scenario."""
+
+    held: tuple[HeldBlocks, ...]
+    steps: tuple[CopyingStep, ...]
+
+
+@dataclass(frozen=True)
 class Measured:
-    """What one backend did in one scenario."""
+    """What one backend did in one scenario.
+
+    Args:
+        replies: The answers.
+        recorded: What the probe saw.
+        preemptions: Of requests, as /metrics counts them.
+        block_copies: Of blocks that moved, as /metrics counts them.
+        seconds: How long the scenario took.
+    """
 
     replies: tuple[Reply, ...]
-    held: tuple[HeldBlocks, ...]
+    recorded: Recorded
     preemptions: int
+    block_copies: int
     seconds: float
+
+    @property
+    def held(self) -> tuple[HeldBlocks, ...]:
+        """How the requests held their blocks."""
+        return self.recorded.held
+
+    @property
+    def copies_ahead(self) -> int:
+        """Blocks copied by steps that were scheduled while another was under way."""
+        return sum(s.copies for s in self.recorded.steps if s.steps_under_way)
 
     @property
     def cached_tokens(self) -> int:
@@ -64,6 +105,7 @@ class Measured:
     def to_data(self) -> dict[str, Any]:
         """Return all that was measured, for JSON."""
         return asdict(self) | {
+            "copies_ahead": self.copies_ahead,
             "cached_tokens": self.cached_tokens,
             "tokens_per_s": round(self.tokens_per_s, 2),
             "mean_runs": round(self.mean_runs, 2),

@@ -1,4 +1,4 @@
-"""The probe as a plugin of vLLM, and what it recorded."""
+"""The demo's plugins of vLLM, and what the probe among them recorded."""
 
 import json
 import os
@@ -7,44 +7,53 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tools import inside
-from tools.measure.demo.measured import HeldBlocks
+from tools.measure.demo.measured import CopyingStep, HeldBlocks, Recorded
 
-_PROBE = inside.FOLDER / "probe.py"
+_PLUGINS = ("probe", "asynchronous")
 
 
 class Probe:
-    """The plugin that records runs, installed in a folder for PYTHONPATH."""
+    """The plugins, installed in a folder for PYTHONPATH."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.file = folder / "runs.jsonl"
+        self.file = folder / "recorded.jsonl"
         self._read = 0
 
     def install(self) -> None:
-        """Write the plugin and the metadata through which vLLM finds it."""
+        """Write the plugins and the metadata through which vLLM finds them."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        metadata = self.folder / "tagma_probe-1.dist-info"
+        metadata = self.folder / "tagma_demo-1.dist-info"
         metadata.mkdir(parents=True)
-        shutil.copyfile(_PROBE, self.folder / "tagma_probe.py")
+        for name in _PLUGINS:
+            copy = self.folder / f"tagma_{name}.py"
+            shutil.copyfile(inside.FOLDER / f"{name}.py", copy)
         (metadata / "METADATA").write_text(
-            "Metadata-Version: 2.1\nName: tagma-probe\nVersion: 1\n"
+            "Metadata-Version: 2.1\nName: tagma-demo\nVersion: 1\n"
         )
+        entries = (f"tagma_{name} = tagma_{name}:register\n" for name in _PLUGINS)
         (metadata / "entry_points.txt").write_text(
-            "[vllm.general_plugins]\ntagma_probe = tagma_probe:register\n"
+            "[vllm.general_plugins]\n" + "".join(entries)
         )
         self.file.touch()
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that make a server load the plugin, and no other."""
+        """Return the variables that make a server load the plugins, and no others."""
         path = [str(self.folder), *filter(None, [base.get("PYTHONPATH")])]
         return {
             "PYTHONPATH": os.pathsep.join(path),
-            "VLLM_PLUGINS": "tagma_probe",
+            "VLLM_PLUGINS": ",".join(f"tagma_{name}" for name in _PLUGINS),
             "TAGMA_PROBE_FILE": str(self.file),
         }
 
-    def take(self) -> tuple[HeldBlocks, ...]:
+    def take(self) -> Recorded:
         """Return what was recorded since the last call."""
         lines = self.file.read_text("utf-8").splitlines()
-        new, self._read = lines[self._read :], len(lines)
-        return tuple(HeldBlocks(**json.loads(line)) for line in new)
+        new, self._read = map(json.loads, lines[self._read :]), len(lines)
+        held, steps = [], []
+        for line in new:
+            if "request" in line:
+                held.append(HeldBlocks(**line))
+            else:
+                steps.append(CopyingStep(**line))
+        return Recorded(tuple(held), tuple(steps))

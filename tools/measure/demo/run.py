@@ -1,24 +1,24 @@
-"""The run of a demo: one server per backend, and all scenarios sent to each.
+"""The run of a demo: pairs of servers, one per backend, and the same sent to both.
 
 Everything shown was measured on these servers. A comparison fails if one token
 differs, and also if a scenario did not do what it is there for.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tools.base import console
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
+from tools.base.process import run
 from tools.measure import observed
-from tools.measure.demo.comparison import DemoResult, ScenarioComparison
-from tools.measure.demo.measured import Measured, Reply
+from tools.measure.demo.asking import measure, tokenize
+from tools.measure.demo.comparison import ScenarioComparison
+from tools.measure.demo.measured import Measured
 from tools.measure.demo.plugin import Probe
+from tools.measure.demo.result import DemoResult, PairResult
 from tools.measure.demo.scenarios import (
     BATCHED_TOKENS,
     BLOCK_SIZE,
@@ -26,6 +26,7 @@ from tools.measure.demo.scenarios import (
     MODEL_TOKENS,
     Scenario,
     make_scenarios,
+    make_short_list,
 )
 from tools.serve import model
 from tools.serve.host import Host
@@ -41,18 +42,39 @@ _ARGUMENTS = (
     "--kv-cache-memory-bytes=1G",
     f"--max-model-len={MODEL_TOKENS}",
     f"--max-num-batched-tokens={BATCHED_TOKENS}",
+    "--async-scheduling",
     "--enable-prompt-tokens-details",
     "--seed=0",
     f"--served-model-name={model.NAME}",
     f"--host={ADDRESS}",
 )
+# Ranks share the cores: one for each by itself is more than a small host may have.
+_CPU_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
 _READY_S = 300.0
 
 
 @dataclass(frozen=True)
+class Pair:
+    """Two servers, one of each backend, and what they are asked.
+
+    Args:
+        tensor_parallel: Over how many workers each spreads the model.
+        make_scenarios: Makes the scenarios of pages and the server's tokenizer.
+    """
+
+    tensor_parallel: int
+    make_scenarios: Callable[
+        [Sequence[Path], Callable[[str], list[int]]], tuple[Scenario, ...]
+    ]
+
+
+PAIRS = (Pair(1, make_scenarios), Pair(2, make_short_list))
+
+
+@dataclass(frozen=True)
 class Demo:
-    """Runs the scenarios on one server per backend.
+    """Runs the scenarios on pairs of servers.
 
     Args:
         host: Where the servers run.
@@ -72,6 +94,18 @@ class Demo:
         Raises:
             ToolError: A server failed, or runs another backend.
         """
+        most = None if self.host.on_cpu else _count_gpus(self.host)
+        fitting = [p for p in PAIRS if most is None or p.tensor_parallel <= most]
+        return DemoResult(
+            tuple(map(self._compare, fitting)),
+            tuple(
+                f"TP {pair.tensor_parallel}: this host has {most} GPU"
+                for pair in PAIRS
+                if pair not in fitting
+            ),
+        )
+
+    def _compare(self, pair: Pair) -> PairResult:
         scenarios: tuple[Scenario, ...] = ()
         start_s: dict[str, float] = {}
         measured: dict[str, list[Measured]] = {}
@@ -80,23 +114,31 @@ class Demo:
             began = time.monotonic()
             probe = Probe(self.build / "demo" / "probe")
             probe.install()
-            with self._server(backend, probe) as server:
+            with self._server(backend, pair.tensor_parallel, probe) as server:
                 start_s[backend] = time.monotonic() - began
                 _check_backend(server, backend)
                 if not scenarios:
                     pages = model.documents(self.tree)
-                    scenarios = make_scenarios(pages, lambda t: _tokenize(server, t))
-                measured[backend] = list(_measure(server, probe, scenarios))
+                    scenarios = pair.make_scenarios(
+                        pages, lambda text: tokenize(server, text)
+                    )
+                measured[backend] = list(measure(server, probe, scenarios))
                 log = server.log.read_text("utf-8", "replace")
                 unobserved += observed.problems(backend, server.metrics(), log)
         rows = zip(scenarios, measured["paged"], measured["tagma"], strict=True)
         comparisons = tuple(ScenarioComparison(*row) for row in rows)
-        return DemoResult(start_s, comparisons, tuple(unobserved))
+        return PairResult(pair.tensor_parallel, start_s, comparisons, tuple(unobserved))
 
     @contextmanager
-    def _server(self, backend: str, probe: Probe) -> Iterator[Server]:
+    def _server(
+        self, backend: str, tensor_parallel: int, probe: Probe
+    ) -> Iterator[Server]:
         env = self.host.neutral_environment()
+        env |= probe.environment(env) | {"VLLM_LOG_STATS_INTERVAL": "1"}
+        if self.host.on_cpu and tensor_parallel > 1:
+            env |= _CPU_RANKS
         port = choose_port(None)
+        name = backend if tensor_parallel == 1 else f"{backend}-tp{tensor_parallel}"
         with running(
             [
                 self.host.vllm,
@@ -104,13 +146,14 @@ class Demo:
                 self.model,
                 *self.host.arguments,
                 *_ARGUMENTS,
+                f"--tensor-parallel-size={tensor_parallel}",
                 f"--port={port}",
                 f"--kv-cache-backend={backend}",
             ],
-            name=f"vllm serve ({backend})",
-            env=env | probe.environment(env) | {"VLLM_LOG_STATS_INTERVAL": "1"},
+            name=f"vllm serve ({name})",
+            env=env,
             port=port,
-            log=self.build / "logs" / f"demo-{backend}.log",
+            log=self.build / "logs" / f"demo-{name}.log",
             limit_s=_READY_S,
         ) as server:
             yield server
@@ -130,65 +173,6 @@ def _check_backend(server: Server, backend: str) -> None:
             )
 
 
-def _tokenize(server: Server, text: str) -> list[int]:
-    tokens: list[int] = server.post(
-        "/tokenize", {"model": model.NAME, "prompt": text, "add_special_tokens": False}
-    )["tokens"]
-    return tokens
-
-
-def _measure(
-    server: Server, probe: Probe, scenarios: Sequence[Scenario]
-) -> Iterator[Measured]:
-    """Send the scenarios one after the other and yield what each gave."""
-    # The first request pays for imports; it is not measured.
-    first = replace(scenarios[0], max_tokens=2)
-    _send(server, first.prompts[0][:1], first, time.monotonic())
-    probe.take()
-    with console.step(f"ask {server.name}", len(scenarios)) as step:
-        for scenario in scenarios:
-            before = observed.preemptions(server.metrics())
-            began = time.monotonic()
-            with ThreadPoolExecutor(len(scenario.prompts)) as pool:
-                sent = [
-                    pool.submit(_send, server, prompt, scenario, began)
-                    for prompt in scenario.prompts
-                ]
-                replies = tuple(future.result() for future in sent)
-            seconds = time.monotonic() - began
-            after = observed.preemptions(server.metrics())
-            yield Measured(replies, probe.take(), after - before, seconds)
-            step.advance(1)
-
-
-def _send(
-    server: Server, prompt: tuple[int, ...], scenario: Scenario, began: float
-) -> Reply:
-    tokens: list[int] = []
-    usage: dict[str, Any] = {}
-    first_s = 0.0
-    for event in server.events(
-        "/v1/completions",
-        {
-            "model": model.NAME,
-            "prompt": list(prompt),
-            "max_tokens": scenario.max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            **scenario.sampling,
-            "return_token_ids": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        },
-    ):
-        for choice in event["choices"]:
-            first_s = first_s or time.monotonic() - began
-            tokens += choice["token_ids"]
-        usage = event.get("usage") or usage
-    return Reply(
-        tuple(tokens),
-        usage["prompt_tokens"],
-        usage["prompt_tokens_details"]["cached_tokens"],
-        first_s,
-        time.monotonic() - began,
-    )
+def _count_gpus(host: Host) -> int:
+    code = "import torch; print(torch.cuda.device_count())"
+    return int(run([host.python, "-c", code]).text)

@@ -23,17 +23,23 @@ _STRUCTURED = {
 
 
 class Claim(Enum):
-    """What a scenario is there for; checked on both backends."""
+    """What a scenario is there for; checked on both backends.
+
+    What is moved, shared and gathered, tagma has to show.
+    """
 
     CHUNKED = "the prompt is prefilled in chunks"
     PREFIX_HIT = "the prompt is found in the prefix cache"
     CONCURRENT = "streams run at once"
-    PREEMPTED = "requests are preempted"
+    PREEMPTED = "requests are preempted while blocks move"
+    MOVED = "cached blocks are moved to make room"
+    SHARED = "a prefix is extended by two requests at once, so by one elsewhere"
+    GATHERED = "the pieces of a prefix hit are put together"
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Requests that are sent at once.
+    """Requests that are sent at once, or each after the answer to the one before.
 
     Args:
         name: What to call it.
@@ -41,6 +47,7 @@ class Scenario:
         max_tokens: How many tokens each request generates.
         claim: What must be seen to happen.
         sampling: Parameters of the requests on top of greedy decoding.
+        in_turn: Whether they are sent one after the other.
     """
 
     name: str
@@ -48,6 +55,12 @@ class Scenario:
     max_tokens: int
     claim: Claim | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    in_turn: bool = False
+
+    @property
+    def is_determined(self) -> bool:
+        """Whether no timing decides what is hit and preempted."""
+        return self.in_turn or len(self.prompts) == 1
 
 
 @dataclass(frozen=True)
@@ -92,8 +105,7 @@ def make_scenarios(
     Raises:
         ToolError: There are too few long pages.
     """
-    longest = sorted(pages, key=lambda page: (-page.stat().st_size, page))
-    cut = Pages(iter(longest), tokenize).cut
+    cut = _pages(pages, tokenize).cut
     long = cut(800)
     shared = long[: 20 * BLOCK_SIZE] + cut(128)
     return (
@@ -101,11 +113,47 @@ def make_scenarios(
         Scenario("long prompt", (long,), 24, Claim.CHUNKED),
         Scenario("the same again", (long,), 24, Claim.PREFIX_HIT),
         Scenario("shared prefix", (shared,), 24, Claim.PREFIX_HIT),
+        *_moving(cut),
         Scenario("8 streams", tuple(cut(64) for _ in range(8)), 96, Claim.CONCURRENT),
         Scenario("sampled", (cut(24), cut(24)), 24, sampling=_SAMPLED),
         Scenario("structured output", (cut(24),), 24, sampling=_STRUCTURED),
-        # Four fit with the 13 blocks of their prompts, not with their last 17.
-        Scenario(
-            "pool too small", tuple(cut(400) for _ in range(8)), 120, Claim.PREEMPTED
-        ),
+        _preempting(cut, 8, 120),
     )
+
+
+def make_short_list(
+    pages: Sequence[Path], tokenize: Callable[[str], list[int]]
+) -> tuple[Scenario, ...]:
+    """Return only scenarios that move blocks; see `make_scenarios`."""
+    cut = _pages(pages, tokenize).cut
+    return (*_moving(cut), _preempting(cut, 6, 104))
+
+
+def _pages(pages: Sequence[Path], tokenize: Callable[[str], list[int]]) -> Pages:
+    longest = sorted(pages, key=lambda page: (-page.stat().st_size, page))
+    return Pages(iter(longest), tokenize)
+
+
+def _moving(cut: Callable[[int], tuple[int, ...]]) -> Iterator[Scenario]:
+    """Yield scenarios whose blocks have to move if requests are to have one range."""
+    # Each leaves nine cached blocks, so six leave only older ones to be evicted.
+    prompts = tuple(cut(9 * BLOCK_SIZE + 24) for _ in range(6))
+    kept = prompts[1::2]
+    yield Scenario("pool filled", (*prompts, *kept), 8, in_turn=True)
+    # What is evicted for it lies between what was asked for again.
+    room = (cut(24 * BLOCK_SIZE - 8),)
+    yield Scenario("room for a long prompt", room, 8, Claim.MOVED)
+    yield Scenario("what was moved again", kept, 8, Claim.PREFIX_HIT, in_turn=True)
+    prefix = cut(8 * BLOCK_SIZE)
+    two = tuple(prefix + cut(4 * BLOCK_SIZE) for _ in range(2))
+    yield Scenario("prefix held twice", two, 64, Claim.SHARED)
+    longer = tuple(prompt + cut(2 * BLOCK_SIZE) for prompt in two)
+    yield Scenario("hits in pieces", longer, 8, Claim.GATHERED, in_turn=True)
+
+
+def _preempting(
+    cut: Callable[[int], tuple[int, ...]], count: int, max_tokens: int
+) -> Scenario:
+    # Four fit with the 13 blocks of their prompts, not with what they grow to.
+    prompts = tuple(cut(400) for _ in range(count))
+    return Scenario("pool too small", prompts, max_tokens, Claim.PREEMPTED)
