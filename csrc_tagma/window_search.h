@@ -115,8 +115,12 @@ class WindowSearch {
     if (hole.count / times < int64_t{length} + wish.own + reserved) {
       return false;
     }
-    const int32_t before =
+    int32_t before =
         Placement::share_in_front(hole.count - length, reserved, wish.own);
+    if (times < Placement::kVast) {
+      // What is left stays whole, for a prompt as long as what came before.
+      before = std::min(before, Placement::kPlenty * reserved);
+    }
     consider(hole, {hole.start + before, length}, reserved, wish);
     return true;
   }

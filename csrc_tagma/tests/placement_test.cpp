@@ -351,6 +351,15 @@ TEST(Placement, RoomIsLeftBetweenRequestsThatGrow) {
   }
 }
 
+TEST(Placement, PromptsThatAlmostFillAnEmptyPoolGetOneRangeEach) {
+  KVAllocator pool(1 << 16, 0);
+  std::vector<RangeList> requests(7);
+  for (RangeList& request : requests) {
+    ASSERT_TRUE(pool.extend(&request, 1 << 13).ok());
+    EXPECT_EQ(request.num_ranges(), 1u);
+  }
+}
+
 // ---- What a call costs at most. ----
 
 // A pool of `runs` runs of `length` cached blocks each, between held ones.
