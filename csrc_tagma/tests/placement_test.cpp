@@ -221,6 +221,7 @@ TEST_F(PlacementTest, BlocksThatWereHandedOutAreNeverMoved) {
   pool_.set_copy_bound(0);
   free_empty({50, 10});
   extend(&request, 1);
+  cache(request);
   pool_.set_copy_bound(Placement::kCopies);
   extend(&request, 3);
   EXPECT_EQ(find(10), 10);

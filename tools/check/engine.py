@@ -12,6 +12,8 @@ from tools.check import packages
 from tools.compile import cmake
 from tools.compile.cmake import tool
 
+# The extension's file, in the package vllm.
+EXTENSION = "tagma.abi3.so"
 _SANITIZE = "address;undefined"
 _STUB = "vllm_overlay/tagma.pyi"
 _BINDING_TESTS = tuple(
@@ -61,13 +63,12 @@ def run_binding(project: Project, *, to_stderr: bool = False) -> int:
     package.mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").write_text("")
     shutil.copy(project.root / _STUB, package)
-    run([
-        *("g++", "-std=c++17", "-O1", "-g", "-shared", "-fPIC"),
-        f"-fsanitize={_SANITIZE.replace(';', ',')}", "-fno-sanitize-recover=all",
-        "-DPy_LIMITED_API=0x030B0000", f"-I{sysconfig.get_path('include')}",
-        project.root / "csrc_tagma" / "tagma_bindings.cpp",
-        *("-o", package / "tagma.abi3.so"),
-    ])  # fmt: skip
+    compile_binding(
+        project.root / "csrc_tagma",
+        package,
+        *("-g", f"-fsanitize={_SANITIZE.replace(';', ',')}"),
+        "-fno-sanitize-recover=all",
+    )
     # Python itself is built without sanitizers, so their library is loaded first, and
     # what the interpreter never frees is no leak of ours.
     env = os.environ | {
@@ -86,6 +87,24 @@ def run_binding(project: Project, *, to_stderr: bool = False) -> int:
         env=env,
         to_stderr=to_stderr,
     )
+
+
+def compile_binding(source: Path, package: Path, *options: str) -> None:
+    """Compile the binding, quickly and not for speed.
+
+    Args:
+        source: The folder of the engine.
+        package: The folder that receives the extension.
+        options: More options for the compiler.
+
+    Raises:
+        ToolError: It does not compile.
+    """
+    run([
+        *("g++", "-std=c++17", "-O1", "-shared", "-fPIC", *options),
+        "-DPy_LIMITED_API=0x030B0000", f"-I{sysconfig.get_path('include')}",
+        source / "tagma_bindings.cpp", "-o", package / EXTENSION,
+    ])  # fmt: skip
 
 
 def _library(name: str) -> Path:

@@ -17,6 +17,6 @@ SECTIONS = {
     ),
     "check": (
         *("test", "style", "lint", "suite", "check-engine", "audit", "fuzz", "soak"),
-        "picture",
+        *("mutants", "picture"),
     ),
 }

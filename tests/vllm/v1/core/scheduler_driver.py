@@ -47,6 +47,7 @@ class Setting:
         caching: Whether prefix caching is on.
         policy: "fcfs" or "priority".
         async_scheduling: Whether a step is scheduled before the last one's end.
+        zeroing: Whether the workers are told which new blocks to wipe.
 
     """
 
@@ -57,6 +58,7 @@ class Setting:
     caching: bool = True
     policy: str = "fcfs"
     async_scheduling: bool = False
+    zeroing: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,12 @@ def write_model_config(folder: Path) -> str:
     return str(folder)
 
 
+class ZeroingConfig(KVCacheConfig):
+    """A model's cache whose new blocks are wiped, as those of some are."""
+
+    needs_kv_cache_zeroing = True
+
+
 class SchedulerFactory:
     """Makes schedulers quickly: the model's configuration is read once.
 
@@ -138,9 +146,10 @@ class SchedulerFactory:
             dtype=torch.float32,
         )
         cls = AsyncScheduler if setting.async_scheduling else Scheduler
+        config_cls = ZeroingConfig if setting.zeroing else KVCacheConfig
         return cls(
             vllm_config=config,
-            kv_cache_config=KVCacheConfig(
+            kv_cache_config=config_cls(
                 setting.num_blocks + 1, [], [KVCacheGroupSpec(["layer"], spec)]
             ),
             structured_output_manager=self.grammars,

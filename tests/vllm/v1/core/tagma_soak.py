@@ -38,7 +38,13 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
-SETTING = Setting(num_blocks=1024, block_size=16, token_budget=2048, max_num_seqs=256)
+SETTING = Setting(
+    num_blocks=1024,
+    block_size=16,
+    token_budget=2048,
+    max_num_seqs=256,
+    zeroing=True,
+)
 CONVERSATIONS = 64
 MOST_PROMPT_TOKENS = 256
 MOST_NEW_TOKENS = 128
@@ -116,8 +122,6 @@ class Soak:
     ):
         self.reset_every = reset_every
         self.driver = Driver(factory.make(SETTING, "tagma"), SETTING)
-        # So that the workers are told which blocks to wipe, as for other models.
-        self.driver.scheduler.needs_kv_cache_zeroing = True
         self.memory = WorkerMemory(SETTING, self.driver.conversations)
         self.cached_contents = dict(all_cached_contents())
         self.rng = random.Random(seed)

@@ -124,8 +124,6 @@ class Pair:
         self.paged = Traced(factory, setting, "paged")
         self.tagma = Traced(factory, setting, "tagma")
         self.sides = (self.paged, self.tagma)
-        # Zeroing is for other models, but must not wipe what has been moved.
-        self.tagma.scheduler.needs_kv_cache_zeroing = True
         self.memory = WorkerMemory(setting, self.tagma.conversations)
         self.num_arrived = 0
         self.seen: Counter[str] = Counter()
@@ -233,6 +231,7 @@ def settings_of(draw: st.DrawFn, kind: Kind) -> Setting:
         caching=kind is not Kind.OFF,
         policy=draw(st.sampled_from(("fcfs", "fcfs", "priority"))),
         async_scheduling=draw(st.booleans()),
+        zeroing=True,
     )
 
 
