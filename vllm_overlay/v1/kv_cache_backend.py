@@ -62,7 +62,6 @@ def kv_cache_manager_cls(
         TagmaConnectorKVCacheManager,
         TagmaKVCacheManager,
     )
-
     from vllm.v1.tagma_refusals import reason_not_to_move_blocks
 
     move_bytes = vllm_config.cache_config.kv_cache_block_move_bytes
