@@ -57,6 +57,10 @@ class Ran:
     log: Path
 
 
+# A mutant that never ends is seen, too; a test takes a minute at most.
+_LIMITED = ("timeout", "900")
+
+
 @dataclass(frozen=True)
 class Specimen:
     """The copy.
@@ -99,7 +103,7 @@ class Specimen:
             ninja = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={cmake.tool('ninja')}")
             cmake.run(log, *ninja, *entries, "-S", source, "-B", folder)
         cmake.run(log, "--build", folder, "--target", program)
-        command = (folder / program, f"--gtest_filter={only}")
+        command = (*_LIMITED, folder / program, f"--gtest_filter={only}")
         return run(command, check=False, output=log).status
 
     def _run_binding(self, test: str, log: Path) -> int:
@@ -132,7 +136,8 @@ class Specimen:
             "TRITON_INTERPRET": "1",
         }
         env = os.environ | variables
-        return run(command, cwd=folder, env=env, check=False, output=log).status
+        limited = (*_LIMITED, *command)
+        return run(limited, cwd=folder, env=env, check=False, output=log).status
 
 
 @contextmanager
