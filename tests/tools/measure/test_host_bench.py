@@ -57,8 +57,8 @@ def test_a_ratio_is_between_medians():
 @pytest.mark.parametrize(
     ("ns", "verdict"),
     [
-        (3.0, Verdict.AIM),
-        (3.1, Verdict.MUST),
+        (5.0, Verdict.AIM),
+        (5.1, Verdict.MUST),
         (15.0, Verdict.MUST),
         (15.1, Verdict.MISSED),
     ],
