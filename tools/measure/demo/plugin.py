@@ -5,18 +5,23 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tools import inside
 from tools.measure.demo.measured import HeldBlocks
 
-_PROBE = inside.FOLDER / "probe.py"
-
 
 class Probe:
-    """The plugin that records runs, installed in a folder for PYTHONPATH."""
+    """The plugin that records runs, installed in a folder for PYTHONPATH.
 
-    def __init__(self, folder: Path):
+    Args:
+        folder: Where; nothing else may be in it.
+        program: The module of `tools.inside` that is the plugin.
+    """
+
+    def __init__(self, folder: Path, program: str = "probe"):
         self.folder = folder
+        self.program = inside.FOLDER / f"{program}.py"
         self.file = folder / "runs.jsonl"
         self._read = 0
 
@@ -25,7 +30,7 @@ class Probe:
         shutil.rmtree(self.folder, ignore_errors=True)
         metadata = self.folder / "tagma_probe-1.dist-info"
         metadata.mkdir(parents=True)
-        shutil.copyfile(_PROBE, self.folder / "tagma_probe.py")
+        shutil.copyfile(self.program, self.folder / "tagma_probe.py")
         (metadata / "METADATA").write_text(
             "Metadata-Version: 2.1\nName: tagma-probe\nVersion: 1\n"
         )
@@ -45,6 +50,10 @@ class Probe:
 
     def take(self) -> tuple[HeldBlocks, ...]:
         """Return what was recorded since the last call."""
+        return tuple(HeldBlocks(**line) for line in self.take_lines())
+
+    def take_lines(self) -> list[dict[str, Any]]:
+        """Return the lines that were recorded since the last call."""
         lines = self.file.read_text("utf-8").splitlines()
         new, self._read = lines[self._read :], len(lines)
-        return tuple(HeldBlocks(**json.loads(line)) for line in new)
+        return [json.loads(line) for line in new]

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from tools.base import console
-from tools.base.errors import ToolError
-from tools.base.outcome import Outcome
 from tools.measure import observed
 from tools.measure.demo.comparison import DemoResult, ScenarioComparison
 from tools.measure.demo.measured import Measured, Reply
@@ -82,10 +80,12 @@ class Demo:
             probe.install()
             with self._server(backend, probe) as server:
                 start_s[backend] = time.monotonic() - began
-                _check_backend(server, backend)
+                observed.check_backend(server, backend)
                 if not scenarios:
                     pages = model.documents(self.tree)
-                    scenarios = make_scenarios(pages, lambda t: _tokenize(server, t))
+                    scenarios = make_scenarios(
+                        pages, lambda t: model.tokenize(server, t)
+                    )
                 measured[backend] = list(_measure(server, probe, scenarios))
                 log = server.log.read_text("utf-8", "replace")
                 unobserved += observed.problems(backend, server.metrics(), log)
@@ -114,27 +114,6 @@ class Demo:
             limit_s=_READY_S,
         ) as server:
             yield server
-
-
-def _check_backend(server: Server, backend: str) -> None:
-    runs = {
-        "backend": observed.backend_of(server.metrics()),
-        "write path": observed.write_path_of(server.log.read_text("utf-8", "replace")),
-    }
-    for what, found in runs.items():
-        if found != backend:
-            raise ToolError(
-                Outcome.DIFFERENT,
-                f"the server was asked for the {what} {backend} and says {found}",
-                (f"Read {server.log}",),
-            )
-
-
-def _tokenize(server: Server, text: str) -> list[int]:
-    tokens: list[int] = server.post(
-        "/tokenize", {"model": model.NAME, "prompt": text, "add_special_tokens": False}
-    )["tokens"]
-    return tokens
 
 
 def _measure(
