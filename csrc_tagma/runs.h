@@ -29,7 +29,6 @@ class Runs {
 
   const ExtentSet& runs() const { return runs_; }
   const ExtentSet& holes() const { return holes_; }
-  int32_t num_empty() const { return holes_.num_blocks(); }
   bool is_cached(int32_t block) const { return cached_.contains(block); }
   int32_t num_cached() const { return cached_.size(); }
   int32_t num_cached(Range range) const {

@@ -378,6 +378,18 @@ class CostTest : public testing::Test {
     }
   }
 
+  // Of a pool of 40,000 blocks, of which the last 10,000 are empty then.
+  void take_hit_in_10000_pieces(KVAllocator* pool, RangeList* request) {
+    make_runs(pool, 10'000, 2, true);
+    RangeList rest, hit;
+    rest.append({30'000, 10'000});
+    ASSERT_TRUE(pool->release(&rest).ok());
+    for (int32_t i = 0; i < 10'000; ++i) {
+      hit.append({i * 3, 2});
+    }
+    ASSERT_TRUE(pool->acquire(request, hit).ok());
+  }
+
   // Searches of a call.
   static constexpr int64_t kSearchesACall = 16;
 
@@ -421,15 +433,8 @@ INSTANTIATE_TEST_SUITE_P(Cache, HolesTest, testing::Bool());
 TEST_F(CostTest, AHitIn10000PiecesIsGatheredWithFewSearches) {
   KVAllocator pool(40'000, 0);
   pool.set_copy_bound(KVAllocator::kNoBound);
-  make_runs(&pool, 10'000, 2, true);
-  RangeList rest;
-  rest.append({30'000, 10'000});
-  ASSERT_TRUE(pool.release(&rest).ok());
-  RangeList hit, request;
-  for (int32_t i = 0; i < 10'000; ++i) {
-    hit.append({i * 3, 2});
-  }
-  ASSERT_TRUE(pool.acquire(&request, hit).ok());
+  RangeList request;
+  take_hit_in_10000_pieces(&pool, &request);
   const int64_t before = pool.search().num_searches();
   ASSERT_TRUE(pool.extend(&request, 10).ok());
   EXPECT_LE(request.num_ranges(), 10'000u - Placement::kPieces + 1);
@@ -441,15 +446,8 @@ TEST_F(CostTest, AHitIn10000PiecesIsGatheredWithFewSearches) {
 TEST_F(CostTest, FewPricesOfACopyAreTriedWhereTheBoundIsTight) {
   KVAllocator pool(40'000, 0);
   pool.set_copy_bound(1'000);
-  make_runs(&pool, 10'000, 2, true);
-  RangeList rest;
-  rest.append({30'000, 10'000});
-  ASSERT_TRUE(pool.release(&rest).ok());
-  RangeList hit, request;
-  for (int32_t i = 0; i < 10'000; ++i) {
-    hit.append({i * 3, 2});
-  }
-  ASSERT_TRUE(pool.acquire(&request, hit).ok());
+  RangeList request;
+  take_hit_in_10000_pieces(&pool, &request);
   ASSERT_TRUE(pool.extend(&request, 10).ok());
   EXPECT_GT(pool.gather().num_looks(), Placement::kPieces);
   EXPECT_LE(pool.gather().num_looks(),

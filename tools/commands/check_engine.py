@@ -5,17 +5,11 @@ import click
 from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.check import engine
-from tools.cli.options import Settings, json_option
+from tools.cli.options import Settings, json_option, workers_option
 
 
 @click.command("check-engine")
-@click.option(
-    "--workers",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Tests that run at once.",
-)
+@workers_option("Tests that run at once.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, workers: int, as_json: bool) -> None:

@@ -7,19 +7,13 @@ from tools.base import atomic, console
 from tools.base.outcome import Outcome, Report
 from tools.check.mutant import read_all
 from tools.check.mutation import Verdict, judge
-from tools.cli.options import Settings, json_option
+from tools.cli.options import Settings, json_option, workers_option
 from tools.serve.serving import ensure_host
 
 
 @click.command("mutants")
 @click.argument("names", nargs=-1)
-@click.option(
-    "--workers",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Mutants that are tried at once.",
-)
+@workers_option("Mutants that are tried at once.")
 @json_option
 @click.pass_context
 def command(

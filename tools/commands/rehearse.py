@@ -5,19 +5,13 @@ import click
 from tools.base import console
 from tools.base.outcome import Outcome, Report
 from tools.check import rehearsal
-from tools.cli.options import Settings, json_option
+from tools.cli.options import Settings, json_option, workers_option
 from tools.serve.serving import ensure_host
 
 
 @click.command("rehearse", context_settings={"ignore_unknown_options": True})
 @click.argument("release")
-@click.option(
-    "--workers",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Processes to spread the tests over.",
-)
+@workers_option("Processes to spread the tests over.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 @json_option
 @click.pass_context

@@ -7,19 +7,13 @@ from tools.base.outcome import Outcome, Report
 from tools.base.project import Project
 from tools.check import suites
 from tools.check.suites import Name, Suite
-from tools.cli.options import Settings, json_option
+from tools.cli.options import Settings, json_option, workers_option
 from tools.serve.serving import ensure_host
 
 
 @click.command("suite", context_settings={"ignore_unknown_options": True})
 @click.argument("name", type=click.Choice([name.value for name in Name]))
-@click.option(
-    "--workers",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Processes to spread the tests over.",
-)
+@workers_option("Processes to spread the tests over.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 @json_option
 @click.pass_context

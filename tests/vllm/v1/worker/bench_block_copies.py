@@ -14,11 +14,8 @@ bench_block_tables.py; the host's part shows only where it takes longer than the
 of the L2 cache before it. Both take turns, and must agree before they are timed.
 """
 
-import argparse
 import ast
 import importlib.util
-import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bench_block_tables import Clock, skip_reason
+from bench_block_tables import Clock, main
 from kernel_code import load_kernels
 
 BLOCKS = (1, 16, 256, 2048)
@@ -174,26 +171,5 @@ def run(package: Path, folder: Path, count: int, dry: bool) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    import tempfile
-
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("package", type=Path, help="the folder `vllm`")
-    parser.add_argument("--launches", type=int, default=60, help="of each copy")
-    parser.add_argument("--dry-run", action="store_true", help="tiny, on the CPU")
-    args = parser.parse_args()
-    if args.launches < 1:
-        parser.error("--launches must be at least 1")
-    if args.dry_run:
-        # Read by Triton when it is imported.
-        os.environ["TRITON_INTERPRET"] = "1"
-    if reason := skip_reason(args.dry_run):
-        print(json.dumps({"skipped": reason}))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        result = run(args.package, Path(folder), args.launches, args.dry_run)
-    print(json.dumps(result, indent=2))
-
-
 if __name__ == "__main__":
-    main()
+    main(run, __doc__)

@@ -338,12 +338,16 @@ def run(package: Path, folder: Path, launches_timed: int, dry: bool) -> dict[str
     }
 
 
-def main() -> None:
+Run = Callable[[Path, Path, int, bool], dict[str, Any]]
+
+
+def main(run: Run, description: str) -> None:
+    """Measure with `run(package, folder, launches, dry)`, and print what it returns."""
     import tempfile
 
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("package", type=Path, help="the folder `vllm`")
-    parser.add_argument("--launches", type=int, default=60, help="of each kernel")
+    parser.add_argument("--launches", type=int, default=60, help="of each case")
     parser.add_argument("--dry-run", action="store_true", help="tiny, on the CPU")
     args = parser.parse_args()
     if args.launches < 1:
@@ -360,4 +364,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(run, __doc__)
