@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from vllm.config import VllmConfig
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -27,7 +27,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
 )
 from vllm.v1.metrics.stats import SchedulerStats
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -125,9 +125,15 @@ class SchedulerFactory:
         ).create_engine_config()
         self.grammars = StructuredOutputManager(self.config)
 
-    def make(self, setting: Setting, backend: str) -> Scheduler:
+    def make(
+        self,
+        setting: Setting,
+        backend: str,
+        connector: KVTransferConfig | None = None,
+    ) -> Scheduler:
         """Return a new scheduler."""
         config = copy.copy(self.config)
+        config.kv_transfer_config = connector
         config.cache_config = copy.copy(config.cache_config)
         config.cache_config.kv_cache_backend = backend
         config.cache_config.block_size = setting.block_size
@@ -161,7 +167,8 @@ class SchedulerFactory:
 class Driver:
     """Runs a scheduler with a model that knows every conversation by heart.
 
-    `on_stats` is called with the statistics of every step.
+    `on_stats` is called with the statistics of every step, `on_run` when the workers
+    do one: what it returns is the answer of their KV connectors.
 
     Args:
         scheduler: A new scheduler.
@@ -175,6 +182,9 @@ class Driver:
         self.tokens: dict[str, list[int]] = {}
         self.finished: dict[str, str] = {}
         self.on_stats: Callable[[SchedulerStats], None] = lambda stats: None
+        self.on_run: Callable[[SchedulerOutput], KVConnectorOutput | None] = (
+            lambda output: None
+        )
         self._hasher = get_request_block_hasher(setting.block_size, sha256)
         self._depth = 2 if setting.async_scheduling else 1
         self._in_flight: deque[tuple[SchedulerOutput, set[str]]] = deque()
@@ -238,6 +248,7 @@ class Driver:
                 [self._next_token(name)] if name in samples else []
                 for name in request_ids
             ],
+            kv_connector_output=self.on_run(output),
         )
         for outputs in self.scheduler.update_from_output(output, answer).values():
             if outputs.scheduler_stats is not None:

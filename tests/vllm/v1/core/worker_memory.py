@@ -84,6 +84,7 @@ class WorkerMemory:
             if name in self._tables:
                 self.check(name)
                 del self._tables[name]
+        self.flush(output)
         if copies := output.kv_cache_block_copies:
             assert isinstance(copies, BlockMoves) and not copies.copies_on_write
             self.move(copies.moves)
@@ -94,6 +95,9 @@ class WorkerMemory:
         # A hit may be computed by the very step that reads it.
         for name in admitted:
             self.check(name)
+
+    def flush(self, output: SchedulerOutput) -> None:
+        """Let a connector read blocks before they are overwritten; here is none."""
 
     def check(self, name: str) -> None:
         """Compare all that was computed for a request with what its blocks hold."""
