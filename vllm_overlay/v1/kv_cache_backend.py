@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from vllm.config import CacheConfig, VllmConfig
     from vllm.v1.block_moves import BlockMover
     from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.kv_offload.config import OffloadingConfig
+    from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
     from vllm.v1.metrics.loggers import AggregateStatLoggerBase
     from vllm.v1.worker.gpu.block_table import BlockTables
     from vllm.v1.worker.gpu.kv_connector import KVConnector
@@ -71,6 +73,17 @@ def kv_cache_manager_cls(
     if vllm_config.kv_transfer_config is None:
         return partial(TagmaKVCacheManager, move_bytes=move_bytes)
     return partial(TagmaConnectorKVCacheManager, move_bytes=move_bytes)
+
+
+def cpu_offloading_manager_cls(
+    config: "OffloadingConfig", upstream_cls: "type[CPUOffloadingManager]"
+) -> "type[CPUOffloadingManager]":
+    """Return the class that manages the chunks of CPU offloading."""
+    if config.kv_cache_backend != "tagma":
+        return upstream_cls
+    from vllm.v1.kv_offload.cpu.tagma_manager import TagmaCPUOffloadingManager
+
+    return TagmaCPUOffloadingManager
 
 
 def block_tables_cls(

@@ -16,7 +16,11 @@ from tests.v1.core.scheduler_driver import (
     Setting,
     write_model_config,
 )
-from tests.v1.kv_offload.offloading_memory import OffloadingMemory, offloading
+from tests.v1.kv_offload.offloading_memory import (
+    OffloadingMemory,
+    manager_of,
+    offloading,
+)
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import init_none_hash
 from vllm.v1.kv_offload.base import (
@@ -96,6 +100,8 @@ def test_data_come_back_under_load(
     stores, loads = memory.worker.stores, memory.worker.loads
     assert stores.num_transfers and loads.num_transfers and crowd.num_preempted
     assert bool(memory.num_moves) == (backend == "tagma")
+    manager = type(manager_of(driver.scheduler)).__name__
+    assert manager.startswith("Tagma") == (backend == "tagma")
     assert driver.num_free_blocks == setting.num_blocks
 
 
