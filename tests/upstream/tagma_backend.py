@@ -1,6 +1,7 @@
 """Run upstream's suites with the tagma manager in place of the paged one.
 
-A pytest plugin, `-p tagma_backend`. Every manager that a test makes is a tagma one,
+A pytest plugin, `-p tagma_backend`. Every manager that a test makes, of the KV cache
+or of the chunks that are offloaded to the CPU, is a tagma one,
 unless tagma refuses its configuration: then it is the paged one, and the test is
 counted apart. Tests named in not_applicable.toml must fail, each for the reason given
 there: one that passes is reported, and so is a name that no test has.
@@ -22,6 +23,8 @@ from vllm.v1.core.tagma_kv_cache_manager import (
     TagmaConnectorKVCacheManager,
     TagmaKVCacheManager,
 )
+from vllm.v1.kv_offload.cpu import manager as cpu_offloading
+from vllm.v1.kv_offload.cpu.tagma_manager import TagmaCPUOffloadingManager
 from vllm.v1.tagma_refusals import UnsupportedByTagmaError
 
 LIST = Path(__file__).with_name("not_applicable.toml")
@@ -62,6 +65,14 @@ class SwappedManager(PagedManager):
         return manager
 
 
+class SwappedOffloadingManager(TagmaCPUOffloadingManager):
+    """The manager of CPU chunks in place of upstream's, which tells of itself."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        SwappedManager.made.add(type(self))
+
+
 def _refuse_context_parallelism(settings: dict[str, Any]) -> None:
     """Do what no manager does: the engine refuses it with its configuration."""
     sizes = settings.get("dcp_world_size", 1), settings.get("pcp_world_size", 1)
@@ -77,6 +88,7 @@ def read_list() -> dict[str, str]:
 
 # At import: upstream's conftest.py imports the scheduler.
 kv_cache_manager.KVCacheManager = SwappedManager
+cpu_offloading.CPUOffloadingManager = SwappedOffloadingManager
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -150,6 +162,7 @@ class Suites:
 
 
 def _passed(made: set[type]) -> Outcome:
-    if any(issubclass(cls, TagmaKVCacheManager) for cls in made):
+    tagma = (TagmaKVCacheManager, TagmaCPUOffloadingManager)
+    if any(issubclass(cls, tagma) for cls in made):
         return Outcome.PASSED
     return Outcome.REFUSED if made else Outcome.NO_MANAGER

@@ -13,7 +13,8 @@ from tools.base.process import run, run_visibly
 from tools.base.project import Project
 from tools.tree import overlay
 
-# Upstream's suites of the scheduler, of its KV cache and of its connectors.
+# Upstream's suites of the scheduler, of its KV cache, of its connectors and of
+# offloading.
 _CORE = (
     "test_prefix_caching.py",
     "test_scheduler.py",
@@ -37,10 +38,17 @@ _CONNECTOR = (
     "test_remote_prefill_lifecycle.py",
     "offloading_connector/test_scheduler.py",
 )
+_OFFLOADING = (
+    "kv_offload/cpu/test_manager.py",
+    "kv_offload/cpu/policies/test_factory.py",
+    "kv_offload/tiering/test_tiering_offloading.py",
+    "simple_kv_offload/test_hip_mem_ops.py",
+    "simple_kv_offload/test_scheduler.py",
+)
 UPSTREAM = (
     *(f"tests/v1/core/{name}" for name in _CORE),
     *(f"tests/v1/kv_connector/unit/{name}" for name in _CONNECTOR),
-    "tests/v1/simple_kv_offload/test_scheduler.py",
+    *(f"tests/v1/{name}" for name in _OFFLOADING),
 )
 
 

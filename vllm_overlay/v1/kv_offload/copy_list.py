@@ -39,8 +39,8 @@ def merge_copies(
     if len(seams):
         starts = np.unique(np.asarray(seams, dtype=sources.dtype))
         later = np.flatnonzero(continues)
-        at_seam = _is_in(sources[later + 1], starts) | _is_in(targets[later + 1], starts)
-        continues[later[at_seam]] = False
+        for addresses in (sources, targets):
+            continues[later[_is_in(addresses[later + 1], starts)]] = False
     first = np.concatenate(([0], np.flatnonzero(~continues) + 1))
     num_copies = len(first)
     sizes[:num_copies] = np.add.reduceat(sizes, first)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""What is offloaded comes back byte for byte, while the pool is full and blocks move."""
+"""Offloaded data come back byte for byte, while the pool is full and blocks move."""
 
 import random
 from dataclasses import dataclass, field
