@@ -5,6 +5,7 @@
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu import host_copies
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
+from vllm.v1.kv_offload.cpu.tensor_region import TensorOffloadRegion
 
 pytestmark = pytest.mark.skip_global_cleanup
 
@@ -113,8 +115,11 @@ def test_offloading_refuses_a_host_without_a_gpu(monkeypatch, factory):
         OffloadingMemory(setting, driver)
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize("blocks_per_chunk", [1, 3])
-def test_a_run_on_both_sides_is_one_copy_a_tensor(monkeypatch, blocks_per_chunk: int):
+def test_a_run_on_both_sides_is_one_copy_a_tensor(
+    monkeypatch, blocks_per_chunk: int, shared: bool
+):
     """By upstream's worker: a store and a load of several runs, of four tensors."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     monkeypatch.setenv(host_copies.VARIABLE, "0")
@@ -126,7 +131,11 @@ def test_a_run_on_both_sides_is_one_copy_a_tensor(monkeypatch, blocks_per_chunk:
         [CanonicalKVCacheTensor(tensor, 64) for tensor in tensors],
         [[CanonicalKVCacheRef(i, 64) for i in range(4)]],
     )
-    worker = host_copies.worker_cls(CPUOffloadingWorker)(caches, blocks_per_chunk, 16)
+    # Shared memory as the workers of a GPU host have it.
+    page = 4 * 64 * blocks_per_chunk
+    region = TensorOffloadRegion(str(uuid4()), 16, 0, 4096, page) if shared else None
+    worker_cls = host_copies.worker_cls(CPUOffloadingWorker)
+    worker = worker_cls(caches, blocks_per_chunk, 16, region)
     chunks = [4, 5, 6, 1, 2, 9]
     blocks = list(range(7, 7 + len(chunks) * blocks_per_chunk))
     expected = [tensor[blocks].cpu() for tensor in tensors]
