@@ -11,8 +11,9 @@ RELEASE ?=
 TOOLS := build/tools/bin/python -m tools
 READY := build/tools/ready
 
-.PHONY: serve test apply build develop demo bench-engine bench-host bench-kernel
-.PHONY: bench-placement kernel-report soak fuzz replay export lock style help clean status push pop refresh
+.PHONY: serve test apply build develop demo demo-pd bench-engine bench-host
+.PHONY: bench-kernel bench-placement kernel-report soak fuzz replay export lock
+.PHONY: style help clean status push pop refresh
 .PHONY: lint-series rebase matrix
 .DEFAULT_GOAL := serve
 
@@ -33,6 +34,9 @@ develop: $(READY) ## the tree as an editable install
 
 demo: $(READY) ## paged and tagma side by side on real requests
 	$(TOOLS) demo
+
+demo-pd: $(READY) ## a prefill and a decode server over NIXL, for both in turn
+	$(TOOLS) demo-pd $(ARGS)
 
 bench-engine: $(READY) ## the C++ engine beside an allocator on std::map
 	$(TOOLS) bench-engine

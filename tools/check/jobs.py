@@ -87,6 +87,14 @@ _TABLE = (
     ),
     Job("demo", (("demo",),), _BUILT, ("demo",), seconds=240),
     Job(
+        "demo-pd",
+        (("demo-pd", "--quick"),),
+        _BUILT,
+        ("demo-pd", "transfer"),
+        seconds=240,
+        workers=2,
+    ),
+    Job(
         "host",
         (("bench-host", "--rounds", "9"), ("soak", "--steps", "10000")),
         _BUILT,
@@ -118,7 +126,10 @@ NAMES = tuple(job.name for job in JOBS)
 GROUPS = {
     "tooling": ("series", "lint", "tools"),
     "native": ("lint", "engine", "fuzz", "overlay"),
-    "backend": ("series", "lint", "overlay", "host", "upstream", "next", "demo"),
+    "backend": (
+        *("series", "lint", "overlay", "host", "upstream", "next", "demo"),
+        "demo-pd",
+    ),
 }
 
 

@@ -1,16 +1,15 @@
 """The pytest suites: of the tools, of the overlays, and upstream's with tagma."""
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from tools.base import atomic
 from tools.base.process import run, run_visibly
 from tools.base.project import Project
+from tools.compile import beside
 from tools.tree import overlay
 
 # Upstream's suites of the scheduler, of its KV cache, of its connectors and of
@@ -171,15 +170,8 @@ def _upstreams_settings(project: Project) -> tuple[str, ...]:
 
 
 def _install(project: Project, python: Path, site: Path) -> None:
-    """Install what suites.lock names into a folder of its own."""
-    lock = project.root / "upstream" / "suites.lock"
-    installed = site.parent / lock.name
-    if installed.is_file() and installed.read_bytes() == lock.read_bytes():
-        return
-    shutil.rmtree(site, ignore_errors=True)
-    pip = (python, "-m", "pip", "install", "-q", "--no-deps", "--require-hashes")
-    run([*pip, "--target", site, "-r", lock])
+    """Install what upstream's suites need beside the serving environment."""
+    beside.install(project, python, "suites", site)
     # Its operators want CUDA. Nothing here runs them, but their shape rules would
     # fail at import for the lack of them.
     (site / "torchvision" / "_meta_registrations.py").write_text("")
-    atomic.write(installed, lock.read_bytes())

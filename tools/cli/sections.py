@@ -12,7 +12,14 @@ SECTIONS = {
         *("pin", "lock"),
     ),
     "measure": (
-        *("demo", "bench-engine", "bench-host", "bench-placement", "bench-kernel"),
+        *(
+            "demo",
+            "demo-pd",
+            "bench-engine",
+            "bench-host",
+            "bench-placement",
+            "bench-kernel",
+        ),
         *("kernel-report", "replay"),
     ),
     "check": (

@@ -3,6 +3,10 @@
 import re
 from collections.abc import Iterator
 
+from tools.base.errors import ToolError
+from tools.base.outcome import Outcome
+from tools.serve.server import Server
+
 PREFIX = "vllm:kv_cache_tagma_"
 # Each must be there; those that count must have counted after the demo's requests.
 _MUST_COUNT = (
@@ -97,3 +101,22 @@ def write_path_of(log: str) -> str:
     """
     found = re.search(r"KV cache write path: (\w+)", log)
     return found[1] if found else "paged"
+
+
+def check_backend(server: Server, backend: str) -> None:
+    """Check that a server runs the backend that it was asked for.
+
+    Raises:
+        ToolError: It says that it runs another one.
+    """
+    runs = {
+        "backend": backend_of(server.metrics()),
+        "write path": write_path_of(server.log.read_text("utf-8", "replace")),
+    }
+    for what, found in runs.items():
+        if found != backend:
+            raise ToolError(
+                Outcome.DIFFERENT,
+                f"the server was asked for the {what} {backend} and says {found}",
+                (f"Read {server.log}",),
+            )

@@ -11,6 +11,7 @@ from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
 from tools.base.process import run
 from tools.base.project import CHECKOUT, Project
+from tools.serve.server import Server
 
 NAME = "tagma-tiny"
 
@@ -63,3 +64,15 @@ def ensure_model(project: Project, python: Path) -> Path:
         run(inside.command(python, "make_model", corpus, made), cwd=CHECKOUT)
         atomic.move(made, folder)
     return folder
+
+
+def tokenize(server: Server, text: str) -> list[int]:
+    """Return the ids of a text's tokens, from a server of this model.
+
+    Raises:
+        ToolError: The server refused it or is gone.
+    """
+    tokens: list[int] = server.post(
+        "/tokenize", {"model": NAME, "prompt": text, "add_special_tokens": False}
+    )["tokens"]
+    return tokens

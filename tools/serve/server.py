@@ -25,15 +25,21 @@ _CONNECT_AND_READ_S = (10.0, 300.0)
 
 
 class Server:
-    """A server process of ours; made by `running`."""
+    """A server process of ours; made by `started` and `running`."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], name: str, port: int, log: Path
+        self,
+        process: subprocess.Popen[bytes],
+        name: str,
+        port: int,
+        log: Path,
+        health: str = "/health",
     ):
         self.process = process
         self.name = name
         self.url = f"http://{ADDRESS}:{port}"
         self.log = log
+        self._health = health
 
     def wait_ready(self, limit_s: float) -> None:
         """Wait until the server answers.
@@ -108,7 +114,7 @@ class Server:
     def _is_ready(self) -> bool:
         try:
             with self._session() as session:
-                return session.get(f"{self.url}/health", timeout=5).ok
+                return session.get(f"{self.url}{self._health}", timeout=5).ok
         except requests.RequestException:
             return False
 
@@ -148,16 +154,16 @@ class Server:
 
 
 @contextmanager
-def running(
+def started(
     argv: Sequence[str | Path],
     *,
     name: str,
     env: Mapping[str, str],
     port: int,
     log: Path,
-    limit_s: float,
+    health: str = "/health",
 ) -> Iterator[Server]:
-    """Run a server for the time of the block.
+    """Run a server for the time of the block, without waiting until it answers.
 
     However the block ends, by an exception or a signal too, the server and its
     children are stopped.
@@ -168,16 +174,40 @@ def running(
         env: Its whole environment.
         port: Where it will listen.
         log: File for what it writes.
+        health: The path that it answers when it is ready.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with signals.raised():
+        server = Server(start(argv, env=env, output=log), name, port, log, health)
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@contextmanager
+def running(
+    argv: Sequence[str | Path],
+    *,
+    name: str,
+    env: Mapping[str, str],
+    port: int,
+    log: Path,
+    limit_s: float,
+) -> Iterator[Server]:
+    """Run a server for the time of the block, which begins when it answers.
+
+    Args:
+        argv: As in `started`, which says how it is stopped.
+        name: What to call it, for example "vllm serve (tagma)".
+        env: Its whole environment.
+        port: Where it will listen.
+        log: File for what it writes.
         limit_s: How long to wait until it answers.
 
     Raises:
         ToolError: It does not come up.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with signals.raised():
-        server = Server(start(argv, env=env, output=log), name, port, log)
-        try:
-            server.wait_ready(limit_s)
-            yield server
-        finally:
-            server.stop()
+    with started(argv, name=name, env=env, port=port, log=log) as server:
+        server.wait_ready(limit_s)
+        yield server

@@ -2,6 +2,7 @@
 
 import hashlib
 import subprocess
+import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from tools.base.errors import ToolError
 from tools.base.outcome import Outcome
 from tools.base.project import Project
-from tools.compile import environment
+from tools.compile import beside, environment
 from tools.source import lockfile
 
 
@@ -164,3 +165,28 @@ def test_without_network_a_wrong_file_is_still_called_wrong(offline_workshop):
     with pytest.raises(ToolError) as error:
         environment.ensure(offline_workshop.project)
     assert error.value.outcome is Outcome.COMMAND_FAILED
+
+
+def test_packages_beside_the_environment_are_replaced_when_their_lock_changes(workshop):
+    python, site = Path(sys.executable), workshop.project.build / "extra" / "site"
+
+    def install() -> bool:
+        return beside.install(workshop.project, python, "extra", site)
+
+    workshop.lock("extra", make_wheel(workshop.links, "nixl", "1.0"))
+    assert install() and not install()
+    workshop.lock("extra", make_wheel(workshop.links, "nixl", "2.0"))
+    assert install()
+    assert "2.0" in (site / "nixl" / "__init__.py").read_text()
+    assert [path.name for path in site.glob("*.dist-info")] == ["nixl-2.0.dist-info"]
+
+
+def test_an_install_beside_the_environment_that_was_broken_off_starts_afresh(workshop):
+    python, site = Path(sys.executable), workshop.project.build / "extra" / "site"
+    wheel = make_wheel(workshop.links, "nixl", "1.0")
+    workshop.lock("extra", wheel)
+    wheel.unlink()
+    with pytest.raises(ToolError):
+        beside.install(workshop.project, python, "extra", site)
+    make_wheel(workshop.links, "nixl", "1.0")
+    assert beside.install(workshop.project, python, "extra", site)

@@ -176,6 +176,7 @@ def test_the_repositorys_locks_are_those_of_their_inputs():
         "tools",
         "torch-cpu",
         "torch-index",
+        "transfer",
     ]
     for source in sources:
         lockfile.check(source, source.with_suffix(".lock"))

@@ -15,14 +15,6 @@ from tools.serve import model
 from tools.serve.server import Server
 
 
-def tokenize(server: Server, text: str) -> list[int]:
-    """Return the token ids of a text."""
-    tokens: list[int] = server.post(
-        "/tokenize", {"model": model.NAME, "prompt": text, "add_special_tokens": False}
-    )["tokens"]
-    return tokens
-
-
 def measure(
     server: Server, probe: Probe, scenarios: Sequence[Scenario]
 ) -> Iterator[Measured]:

@@ -10,11 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.base.errors import ToolError
-from tools.base.outcome import Outcome
 from tools.base.process import run
 from tools.measure import observed
-from tools.measure.demo.asking import measure, tokenize
+from tools.measure.demo.asking import measure
 from tools.measure.demo.comparison import ScenarioComparison
 from tools.measure.demo.measured import Measured
 from tools.measure.demo.plugin import Probe
@@ -112,15 +110,15 @@ class Demo:
         unobserved: list[str] = []
         for backend in BACKENDS:
             began = time.monotonic()
-            probe = Probe(self.build / "demo" / "probe")
+            probe = Probe(self.build / "demo" / "probe", "probe", "asynchronous")
             probe.install()
             with self._server(backend, pair.tensor_parallel, probe) as server:
                 start_s[backend] = time.monotonic() - began
-                _check_backend(server, backend)
+                observed.check_backend(server, backend)
                 if not scenarios:
                     pages = model.documents(self.tree)
                     scenarios = pair.make_scenarios(
-                        pages, lambda text: tokenize(server, text)
+                        pages, lambda text: model.tokenize(server, text)
                     )
                 measured[backend] = list(measure(server, probe, scenarios))
                 log = server.log.read_text("utf-8", "replace")
@@ -157,20 +155,6 @@ class Demo:
             limit_s=_READY_S,
         ) as server:
             yield server
-
-
-def _check_backend(server: Server, backend: str) -> None:
-    runs = {
-        "backend": observed.backend_of(server.metrics()),
-        "write path": observed.write_path_of(server.log.read_text("utf-8", "replace")),
-    }
-    for what, found in runs.items():
-        if found != backend:
-            raise ToolError(
-                Outcome.DIFFERENT,
-                f"the server was asked for the {what} {backend} and says {found}",
-                (f"Read {server.log}",),
-            )
 
 
 def _count_gpus(host: Host) -> int:
