@@ -51,7 +51,7 @@ class Size:
 
 
 FULL = Size(conversations=72, turns=3, probes=3, blocks=512)
-QUICK = Size(conversations=24, turns=3, probes=1, blocks=320)
+QUICK = Size(conversations=24, turns=3, probes=2, blocks=320)
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def site(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def probe(tmp_path: Path) -> Probe:
-    made = Probe(tmp_path / "probe")
+    made = Probe(tmp_path / "probe", "probe", "asynchronous")
     made.install()
     return made
 
