@@ -67,6 +67,7 @@ class Allocation {
   // After all is taken: finds places for what has to leave. Returns whether
   // there are enough; without moves there always are.
   bool place_displaced() { return relocation_.place_displaced(); }
+  int32_t num_unplaced() const { return relocation_.num_unplaced(); }
   int32_t num_displaced() const { return relocation_.num_displaced(); }
   const Gather& gather() const { return gather_; }
 
@@ -112,6 +113,26 @@ class Allocation {
       take(range, &fresh_);
       count -= range.count;
     }
+  }
+
+  // Takes empty blocks that may not be copied to yet, as many as there are or
+  // `count`. Returns how many.
+  int32_t take_closed(int32_t count) {
+    int32_t left = count;
+    states_.fence.for_each_freed([this, &left](Range freed) {
+      for (int32_t b = freed.start; b < freed.end() && left > 0; ++b) {
+        int32_t end = b;
+        while (end < freed.end() && end - b < left && is_closed(end)) {
+          ++end;
+        }
+        if (end > b) {
+          take({b, end - b}, &fresh_);
+          left -= end - b;
+          b = end;
+        }
+      }
+    });
+    return count - left;
   }
 
   // Takes blocks for a request that holds a hit and nothing else. Pieces of it
@@ -253,6 +274,12 @@ class Allocation {
     } else {
       hit_.push_back(range);
     }
+  }
+
+  // Whether a block is empty and may not be copied to.
+  bool is_closed(int32_t block) const {
+    return !states_.fence.may_be_copied_to(block) && !runs_.is_cached(block) &&
+           runs_.run_of(block).count > 0;
   }
 
   // Whether the request to be admitted may move a block of its hit.

@@ -5,6 +5,8 @@
 
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 
 #include "block_array.h"
@@ -42,6 +44,15 @@ class Fence {
     for (int32_t b = range.start; b < range.end(); ++b) {
       freed_[b] = scheduled_ + 1;
     }
+    last_freed_[num_freed_++ % kRemembered] = range;
+  }
+  // Calls `visit(range)` for the ranges that were given back last.
+  template <typename Visit>
+  void for_each_freed(Visit visit) const {
+    const uint32_t count = std::min(num_freed_, kRemembered);
+    for (uint32_t i = 1; i <= count; ++i) {
+      visit(last_freed_[(num_freed_ - i) % kRemembered]);
+    }
   }
   // The content of `from` is now that of `to`.
   void move(int32_t from, int32_t to) { hashed_[to] = hashed_[from]; }
@@ -54,8 +65,12 @@ class Fence {
   }
 
  private:
+  static constexpr uint32_t kRemembered = 64;
+
   BlockArray<int32_t> hashed_;  // The step that set the block's hash.
   BlockArray<int32_t> freed_;   // The first step after it was given back.
+  std::array<Range, kRemembered> last_freed_{};  // A ring.
+  uint32_t num_freed_ = 0;
   bool has_hashed_ = false;
   bool watches_freed_ = false;
   int32_t scheduled_ = 0;

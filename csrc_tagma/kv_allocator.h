@@ -503,6 +503,13 @@ class KVAllocator {
     begin(n);
     plan(*request, n);
     bool is_done = may_commit(*request);
+    const int32_t closed = std::min(allocation_.num_unplaced(), n);
+    if (!is_done && closed > 0) {
+      allocation_.cancel();
+      allocation_.begin(n);
+      plan_with_closed(*request, n, closed);
+      is_done = may_commit(*request);
+    }
     for (const int32_t copies : {most_copies(), 0}) {
       if (!is_done) {
         allocation_.cancel();
@@ -573,26 +580,31 @@ class KVAllocator {
     return request.grown_ + (count <= Placement::kGrowthStep ? count : 0);
   }
 
+  // The same if `closed` cached blocks would have to move to where nothing may
+  // be copied yet: the request takes these places, and its windows are smaller.
+  void plan_with_closed(const RangeList& request, int32_t n, int32_t closed) {
+    if (request.empty()) {
+      n -= allocation_.take_closed(closed);  // It grows on behind a window.
+    } else {
+      n -= closed;
+    }
+    if (n > 0) {
+      plan(request, n);
+    }
+    if (!request.empty()) {
+      closed -= allocation_.take_closed(closed);
+      allocation_.take_fewest(request, closed, 0);
+    }
+  }
+
   void withdraw_demand(const RangeList& request) {
     if (!request.empty()) {
       (void)headroom_.withdraw(request.ranges_.back().end() - 1);
     }
   }
 
-  // Keeps the histogram up to date with the request's number of ranges.
   void track(RangeList* request) {
-    const auto bucket =
-        static_cast<int8_t>(KVStats::bucket_of(request->num_ranges()));
-    if (bucket == request->bucket_) {
-      return;
-    }
-    if (request->bucket_ == RangeList::kNoBucket) {
-      ++stats_.requests;
-    } else {
-      --stats_.ranges_per_request[request->bucket_];
-    }
-    ++stats_.ranges_per_request[bucket];
-    request->bucket_ = bucket;
+    stats_.count_request(request->num_ranges(), &request->bucket_);
   }
 
   // ---- References. ----

@@ -105,8 +105,9 @@ class Relocation {
   }
 
   // Gives displaced blocks other places. Returns whether there are enough that
-  // may be copied to.
+  // may be copied to; num_unplaced() tells how many lack.
   bool place_displaced() {
+    num_unplaced_ = 0;
     if (displaced_.empty()) {
       return may_land_;
     }
@@ -115,10 +116,13 @@ class Relocation {
                 return a.count != b.count ? a.count > b.count
                                           : a.start < b.start;
               });
-    return may_land_ &&
-           std::all_of(displaced_.begin(), displaced_.end(),
-                       [this](Range piece) { return place(piece); });
+    for (const Range& piece : displaced_) {
+      num_unplaced_ +=
+          num_unplaced_ == 0 ? piece.count - place(piece) : piece.count;
+    }
+    return may_land_ && num_unplaced_ == 0;
   }
+  int32_t num_unplaced() const { return num_unplaced_; }
 
   // How many blocks stay cached since they were moved out of a window.
   int32_t num_displaced() const {
@@ -197,21 +201,23 @@ class Relocation {
     }
   }
 
-  bool place(Range piece) {
+  // Returns how many blocks of the piece have got a place.
+  int32_t place(Range piece) {
+    const int32_t count = piece.count;
     while (piece.count > 0) {
       Range place = place_behind(piece);
       if (place.count == 0) {
         place = place_for(piece.count);
       }
       if (place.count == 0) {
-        return false;
+        break;
       }
       runs_.fill(place);
       placed_.push_back(place);
       add_move({piece.start, place.count}, place.start);
       piece = {piece.start + place.count, piece.count - place.count};
     }
-    return true;
+    return count - piece.count;
   }
 
   // How many blocks at the begin of `range` may be copied to.
@@ -337,6 +343,7 @@ class Relocation {
   std::vector<Copy> moves_;
   BlockArray<int32_t> landings_;  // Plus one, by where the content was.
   CopyOrder order_;
+  int32_t num_unplaced_ = 0;
   bool may_land_ = true;
 };
 

@@ -31,6 +31,22 @@ struct KVStats {
   int64_t block_copies = 0;  // That take_copies() returned.
   int64_t cap_events = 0;    // Calls that failed for max_ranges.
 
+  // Counts a request in the bucket of its ranges, and no longer in `bucket`, the
+  // one that it was counted in; a negative one is none.
+  void count_request(size_t num_ranges, int8_t* bucket) {
+    const auto now = static_cast<int8_t>(bucket_of(num_ranges));
+    if (now == *bucket) {
+      return;
+    }
+    if (*bucket < 0) {
+      ++requests;
+    } else {
+      --ranges_per_request[*bucket];
+    }
+    ++ranges_per_request[now];
+    *bucket = now;
+  }
+
   static int bucket_of(size_t num_ranges) {
     const auto ranges = static_cast<uint32_t>(num_ranges);
     const int log2_ceil = ranges <= 1 ? 0 : 32 - __builtin_clz(ranges - 1);

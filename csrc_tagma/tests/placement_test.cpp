@@ -305,6 +305,36 @@ TEST_F(PlacementTest, NothingIsCopiedToABlockThatWasJustGivenBack) {
   EXPECT_EQ(find(10), 41);
 }
 
+// Where all empty blocks are needed, one that may not be copied to would else
+// keep everything from moving.
+class ClosedBlockTest : public PlacementTest {
+ protected:
+  void SetUp() override {
+    PlacementTest::SetUp();
+    pool_.keep_copies_from_freed(true);
+    free_cached({10, 8});
+    for (const int32_t start : {30, 33, 36}) {
+      free_empty({start, 2});
+    }
+    pool_.process_step(pool_.begin_step());
+    free_empty({40, 1});
+  }
+};
+
+TEST_F(ClosedBlockTest, IsTakenInFrontByANewRequest) {
+  RangeList request;
+  extend(&request, 7);
+  EXPECT_EQ(request.ranges(), (Ranges{{40, 1}, {10, 6}}));
+  EXPECT_EQ(take_copies().size(), 6u);
+}
+
+TEST_F(ClosedBlockTest, IsTakenLastByARequestThatGrows) {
+  RangeList request = list_of({8, 2});
+  extend(&request, 7);
+  EXPECT_EQ(request.ranges(), (Ranges{{8, 8}, {40, 1}}));
+  EXPECT_EQ(take_copies().size(), 6u);
+}
+
 TEST_F(PlacementTest, NothingIsGatheredInBlocksThatWereJustGivenBack) {
   pool_.keep_copies_from_freed(true);
   free_cached({10, 2});

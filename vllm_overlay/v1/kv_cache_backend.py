@@ -64,15 +64,20 @@ def kv_cache_manager_cls(
         TagmaConnectorKVCacheManager,
         TagmaKVCacheManager,
     )
-    from vllm.v1.tagma_refusals import reason_not_to_move_blocks
+    from vllm.v1.tagma_connectors import reads_freed_blocks, reason_not_to_move_blocks
 
+    connectors = vllm_config.kv_transfer_config
     move_bytes = vllm_config.cache_config.kv_cache_block_move_bytes
-    if move_bytes and (reason := reason_not_to_move_blocks(vllm_config)):
+    if move_bytes and (reason := reason_not_to_move_blocks(connectors)):
         logger.warning("KV cache blocks are not moved, so ranges are many: %s.", reason)
         move_bytes = 0
-    if vllm_config.kv_transfer_config is None:
+    if connectors is None:
         return partial(TagmaKVCacheManager, move_bytes=move_bytes)
-    return partial(TagmaConnectorKVCacheManager, move_bytes=move_bytes)
+    return partial(
+        TagmaConnectorKVCacheManager,
+        move_bytes=move_bytes,
+        reads_freed_blocks=reads_freed_blocks(connectors),
+    )
 
 
 def cpu_offloading_manager_cls(

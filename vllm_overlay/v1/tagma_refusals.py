@@ -6,12 +6,12 @@ All of it is refused when the engine starts: most when the configuration is made
 model's KV cache groups as soon as they are known.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import vllm.envs as envs
-from vllm.config import KVTransferConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
@@ -64,34 +64,6 @@ def _offloads_lazily(settings: Any) -> bool:
             for key, value in settings.items()
         )
     return isinstance(settings, list | tuple) and any(map(_offloads_lazily, settings))
-
-
-def _connectors(kv_transfer_config: KVTransferConfig | None) -> Iterator[Mapping]:
-    """Yield the settings of the connector and of all that MultiConnector has."""
-    if kv_transfer_config is None:
-        return
-    queue: list[Mapping] = [vars(kv_transfer_config)]
-    for connector in queue:
-        yield connector
-        extra_config = connector.get("kv_connector_extra_config") or {}
-        queue.extend(extra_config.get("connectors", ()))
-
-
-def reason_not_to_move_blocks(vllm_config: VllmConfig) -> str | None:
-    """Return why cached blocks stay where they are, if a connector needs that."""
-    for connector in _connectors(vllm_config.kv_transfer_config):
-        extra_config = connector.get("kv_connector_extra_config") or {}
-        reads = str(extra_config.get("read_mode", "false")).lower().strip()
-        if connector.get("kv_connector") == "MoRIIOConnector" and reads not in (
-            "true",
-            "1",
-        ):
-            # No worker could hold the remote write back until its moves are made.
-            return (
-                "MoRIIOConnector in WRITE mode lets others write to new blocks before "
-                "the workers have seen the step"
-            )
-    return None
 
 
 REFUSALS = (

@@ -354,16 +354,20 @@ class TagmaKVCacheManager(KVCacheManager):
 class TagmaConnectorKVCacheManager(TagmaKVCacheManager):
     """`TagmaKVCacheManager` of an engine with a KV connector.
 
-    Connectors read blocks of requests that have given them back: in the next step, or
-    until they are told that a block is reused. What a step's moves overwrite they are
-    told as well, but not of stores that they build in that very step.
+    Most connectors read blocks of requests that have given them back: in the next
+    step, or until they are told that a block is reused. What a step's moves overwrite
+    they are told as well, but not of stores that they build in that very step.
+
+    Args:
+        reads_freed_blocks: Whether the connector does so.
+
     """
 
     blocks_cls = TagmaKVCacheBlockLists
 
-    def __init__(self, *args, **kwargs) -> None:
+    def __init__(self, *args, reads_freed_blocks: bool = True, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        self._allocator.keep_copies_from_freed(True)
+        self._allocator.keep_copies_from_freed(reads_freed_blocks)
 
 
 def _block_bytes(kv_cache_config: KVCacheConfig) -> int:

@@ -36,6 +36,7 @@ from vllm.v1.kv_cache_interface import (
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
+from vllm.v1.tagma_connectors import reads_freed_blocks
 from vllm.v1.tagma_refusals import (
     REFUSALS,
     UnsupportedByTagmaError,
@@ -300,11 +301,11 @@ LMCACHE = LAZY | {
 }
 
 
-def several(connector: dict) -> dict:
+def several(*connectors: dict) -> dict:
     return {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {"connectors": [connector]},
+        "kv_connector_extra_config": {"connectors": list(connectors)},
     }
 
 
@@ -344,6 +345,29 @@ def test_connectors_are_served(model: str, kv_transfer_config: dict) -> None:
     verify_kv_cache_backend(config)
     cls = kv_cache_manager_cls(config, KVCacheManager)
     assert cls.func.__name__ == "TagmaConnectorKVCacheManager"
+
+
+NIXL = {"kv_connector": "NixlConnector"}
+OFFLOADING = {"kv_connector": "OffloadingConnector"}
+
+
+@pytest.mark.parametrize(
+    "connector, reads",
+    [
+        (NIXL, False),
+        ({"kv_connector": "MooncakeConnector"}, False),
+        (OFFLOADING, True),
+        (NIXL | {"kv_connector_module_path": "of.somebody"}, True),
+        (several(NIXL), False),
+        (several(NIXL, OFFLOADING), True),
+    ],
+    ids=["NIXL", "Mooncake", "offloading", "unknown", "NIXL in Multi", "both"],
+)
+def test_a_connector_may_read_freed_blocks_unless_it_is_known_to_hold_them(
+    connector: dict, reads: bool
+) -> None:
+    config = KVTransferConfig(**connector | {"kv_role": "kv_both"})
+    assert reads_freed_blocks(config) is reads
 
 
 MORIIO = {"kv_connector": "MoRIIOConnector", "kv_role": "kv_both"}
