@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "allocation.h"
+#include "free_order.h"
 #include "gather.h"
 #include "headroom.h"
 #include "kv_ranges.h"
@@ -99,6 +100,7 @@ class KVAllocator {
   void for_each_free(Visit visit) const {
     residency().for_each(visit);
   }
+  FreeOrder free_order() const { return {residency(), runs_.holes()}; }
 
   // ---- Moves. ----
 

@@ -33,6 +33,8 @@ class Residency {
   int32_t num_cached() const { return num_cached_; }
   // Empty blocks that are given away before any cached one.
   int32_t num_in_front() const { return in_front_; }
+  // Those that are given away among cached ones.
+  int32_t num_stripped() const { return num_stripped_; }
 
   // A request gave back `count` blocks without a hash, or took them.
   void add_empty(int32_t count) { in_front_ += count; }
@@ -125,11 +127,28 @@ class Residency {
   // Calls `visit(block)` in order, with kNoBlock for an empty block.
   template <typename Visit>
   void for_each(Visit visit) const {
+    walk([&visit](int32_t block) {
+      visit(block);
+      return true;
+    });
+  }
+  // The same while it returns true.
+  template <typename Visit>
+  void walk(Visit visit) const {
     for (int32_t i = 0; i < in_front_; ++i) {
-      visit(kNoBlock);
+      if (!visit(kNoBlock)) {
+        return;
+      }
     }
-    for (int32_t id = links_[kEnds].next; id != kEnds; id = links_[id].next) {
-      visit(is_block(id) ? block_of(id) : kNoBlock);
+    walk_behind(block_of(kEnds), visit);
+  }
+
+  // The same behind a cached block, or behind the empty ones in front.
+  template <typename Visit>
+  void walk_behind(int32_t block, Visit visit) const {
+    for (int32_t id = links_[id_of(block)].next;
+         id != kEnds && visit(is_block(id) ? block_of(id) : kNoBlock);
+         id = links_[id].next) {
     }
   }
 

@@ -31,8 +31,8 @@ struct KVStats {
   int64_t block_copies = 0;  // That take_copies() returned.
   int64_t cap_events = 0;    // Calls that failed for max_ranges.
 
-  // Counts a request in the bucket of its ranges, and no longer in `bucket`, the
-  // one that it was counted in; a negative one is none.
+  // Counts a request in the bucket of its ranges, and no longer in `bucket`,
+  // the one that it was counted in; a negative one is none.
   void count_request(size_t num_ranges, int8_t* bucket) {
     const auto now = static_cast<int8_t>(bucket_of(num_ranges));
     if (now == *bucket) {

@@ -320,6 +320,22 @@ class KVAllocator:
     def source_of(self, block_id: int, /) -> int:
         """Return where the block's content is until the step's copies are made."""
 
+    def free_blocks(self, after: int | None, limit: int, /) -> list[int]:
+        """Return free blocks in the order of eviction, `limit` at most.
+
+        Ids stand for the empty ones, too: each place that one has in the order is
+        given one of them, anew at each call.
+
+        Args:
+            after: The block that they come behind, or None for the first ones. Nothing
+                comes behind a block that a request holds.
+            limit: Most blocks to return.
+
+        Raises:
+            ValueError: `after` is no block of the pool.
+
+        """
+
     def free_queue(self) -> list[int]:
         """Return the blocks that no request holds, the next to be given away first.
 

@@ -360,6 +360,32 @@ inline PyObject* allocator_free_queue(PyObject* self, PyObject*) {
   });
 }
 
+inline PyObject* allocator_free_blocks(PyObject* self, PyObject* const* args,
+                                       Py_ssize_t nargs) {
+  int32_t block = kNoBlock;
+  int64_t limit = 0;
+  if (!check_nargs("free_blocks", nargs, 2) ||
+      (args[0] != Py_None && !parse_block(self, args[0], &block)) ||
+      !parse_int(args[1], &limit)) {
+    return nullptr;
+  }
+  const KVAllocator& engine = engine_of(self);
+  limit = std::clamp<int64_t>(limit, 0, engine.num_free_blocks());
+  return guarded([&]() -> PyObject* {
+    std::vector<int32_t> blocks;
+    blocks.reserve(static_cast<size_t>(limit));
+    if (block == kNoBlock || !engine.is_held(block)) {
+      const bool is_cached = block != kNoBlock && engine.is_cached(block);
+      engine.free_order().list_behind(block, is_cached, blocks.capacity(),
+                                      &blocks);
+    }
+    return list_of(static_cast<int64_t>(blocks.size()), [&](auto add) {
+      return std::all_of(blocks.begin(), blocks.end(),
+                         [&](int32_t id) { return add(PyLong_FromLong(id)); });
+    });
+  });
+}
+
 inline PyObject* allocator_get_copy_bound(PyObject* self, void*) {
   return copies_or_none(engine_of(self).copy_bound());
 }
@@ -474,6 +500,8 @@ inline PyMethodDef allocator_methods[] = {
     {"keep_copies_from_freed", allocator_keep_copies_from_freed, METH_O,
      doc::kAllocatorKeepCopiesFromFreed},
     {"source_of", allocator_source_of, METH_O, doc::kAllocatorSourceOf},
+    {"free_blocks", as_method(allocator_free_blocks), METH_FASTCALL,
+     doc::kAllocatorFreeBlocks},
     {"free_queue", allocator_free_queue, METH_NOARGS, doc::kAllocatorFreeQueue},
     {"check_invariants", allocator_check_invariants, METH_NOARGS,
      doc::kAllocatorCheckInvariants},

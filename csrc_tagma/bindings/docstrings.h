@@ -338,6 +338,23 @@ inline constexpr char kAllocatorSourceOf[] = R"(source_of($self, block_id, /)
 
 Return where the block's content is until the step's copies are made.)";
 
+inline constexpr char kAllocatorFreeBlocks[] =
+    R"(free_blocks($self, after, limit, /)
+--
+
+Return free blocks in the order of eviction, `limit` at most.
+
+Ids stand for the empty ones, too: each place that one has in the order is
+given one of them, anew at each call.
+
+Args:
+    after: The block that they come behind, or None for the first ones. Nothing
+        comes behind a block that a request holds.
+    limit: Most blocks to return.
+
+Raises:
+    ValueError: `after` is no block of the pool.)";
+
 inline constexpr char kAllocatorFreeQueue[] = R"(free_queue($self, /)
 --
 

@@ -4,11 +4,12 @@ import click
 
 from tools.base import atomic, console
 from tools.base.outcome import Outcome, Report
+from tools.base.project import Project
 from tools.cli.options import Settings, json_option
 from tools.compile import beside
 from tools.measure.pair.node import Launcher
 from tools.measure.pair.run import PairDemo
-from tools.measure.pair.workload import FULL, QUICK
+from tools.measure.pair.workload import FULL, QUICK, Size
 from tools.serve.serving import ensure_serving
 
 
@@ -32,31 +33,32 @@ def command(ctx: click.Context, quick: bool, as_json: bool) -> None:
     """
     settings: Settings = ctx.obj
     project = settings.project
-    serving = ensure_serving(project)
-    site = project.build / "transfer" / "site"
-    with project.lock():
-        beside.install(project, serving.host.python, "transfer", site)
     size = QUICK if quick else FULL
-    launcher = Launcher(
-        serving.host, serving.model, project.tree, project.build, site, size.blocks
-    )
-    result = PairDemo(launcher, size, quick).run()
+    result = PairDemo(_launcher(project, size), size, quick).run()
     data = result.to_data()
     file = project.build / "demo-pd" / "demo-pd.json"
     atomic.write_json(file, data)
     if not as_json:
         console.show_table(result.table())
     good = result.outcome is Outcome.DONE
-    console.show(
-        Report(
-            "demo-pd",
-            result.outcome,
-            f"{'all went well' if good else 'something is wrong'}; paged needs "
-            f"{result.ratio:.1f} times tagma's descriptors a transfer",
-            () if good else (f"Read {project.build / 'logs'}/demo-pd-*.log",),
-            (*result.problems, f"all values: {file}"),
-            data,
-        ),
-        as_json,
+    report = Report(
+        "demo-pd",
+        result.outcome,
+        f"{'all went well' if good else 'something is wrong'}; paged needs "
+        f"{result.ratio:.1f} times tagma's descriptors a transfer",
+        () if good else (f"Read {project.build / 'logs'}/demo-pd-*.log",),
+        (*result.problems, f"all values: {file}"),
+        data,
     )
+    console.show(report, as_json)
     ctx.exit(result.outcome.exit_code)
+
+
+def _launcher(project: Project, size: Size) -> Launcher:
+    serving = ensure_serving(project)
+    site = project.build / "transfer" / "site"
+    with project.lock():
+        beside.install(project, serving.host.python, "transfer", site)
+    return Launcher(
+        serving.host, serving.model, project.tree, project.build, site, size.blocks
+    )

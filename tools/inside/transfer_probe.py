@@ -52,7 +52,15 @@ def stretches(blocks: Sequence[int]) -> list[list[int]]:
 
 def register() -> None:
     """Wrap the methods that see what is recorded, and those that begin to poll."""
-    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    if Scheduler._free_request_blocks.__module__ != __name__:
+        # vLLM may load a plugin more than once.
+        _record_blocks()
+        _calm_pollers()
+
+
+def _record_blocks() -> None:
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import (
         NixlBaseConnectorWorker,
     )
@@ -60,9 +68,6 @@ def register() -> None:
 
     give_back = Scheduler._free_request_blocks
     pair = NixlBaseConnectorWorker._apply_prefix_caching
-    start, wait = NixlBaseConnectorWorker.__init__, SpinCondition.__init__
-    if give_back.__module__ == __name__:
-        return  # vLLM may load a plugin more than once
 
     def record_and_give_back(self: Any, request: Any) -> None:
         manager = self.kv_cache_manager
@@ -83,6 +88,18 @@ def register() -> None:
             )
         return decode, prefill
 
+    Scheduler._free_request_blocks = record_and_give_back
+    NixlBaseConnectorWorker._apply_prefix_caching = pair_and_record
+
+
+def _calm_pollers() -> None:
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import (
+        NixlBaseConnectorWorker,
+    )
+
+    start, wait = NixlBaseConnectorWorker.__init__, SpinCondition.__init__
+
     def start_politely(self: Any, *args: Any, **kwargs: Any) -> None:
         before = _threads()
         start(self, *args, **kwargs)
@@ -93,8 +110,6 @@ def register() -> None:
         wait(self, *args, **kwargs)
         self.busy_loop_s = 0
 
-    Scheduler._free_request_blocks = record_and_give_back
-    NixlBaseConnectorWorker._apply_prefix_caching = pair_and_record
     NixlBaseConnectorWorker.__init__ = start_politely
     SpinCondition.__init__ = wait_for_messages
 

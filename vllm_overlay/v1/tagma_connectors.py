@@ -20,16 +20,22 @@ _HOLD_WHAT_THEY_READ = frozenset(
 def reason_not_to_move_blocks(config: KVTransferConfig | None) -> str | None:
     """Return why cached blocks stay where they are, if a connector needs that."""
     for connector in _connectors(config):
+        name = connector.get("kv_connector")
         extra_config = connector.get("kv_connector_extra_config") or {}
-        reads = str(extra_config.get("read_mode", "false")).lower().strip()
-        if connector.get("kv_connector") == "MoRIIOConnector" and reads not in (
-            "true",
-            "1",
-        ):
+        if name == "MoRIIOConnector" and not _is_set(extra_config, "read_mode"):
             # No worker could hold the remote write back until its moves are made.
             return (
                 "MoRIIOConnector in WRITE mode lets others write to new blocks before "
                 "the workers have seen the step"
+            )
+        if name != "SimpleCPUOffloadConnector" and any(
+            key.rpartition(".")[2] == "lazy_offload" and _is_set(extra_config, key)
+            for key in extra_config
+        ):
+            # SimpleCPUOffloadConnector looks at what is free now. LMCache remembers.
+            return (
+                f"{name} looks for the blocks of finished requests where they were, to "
+                "store them lazily"
             )
     return None
 
@@ -60,3 +66,7 @@ def _holds_what_it_reads(connector: Mapping) -> bool:
         return True  # Those that it has are asked for themselves.
     is_upstreams = connector.get("kv_connector_module_path") is None
     return is_upstreams and name in _HOLD_WHAT_THEY_READ
+
+
+def _is_set(settings: Mapping, key: str) -> bool:
+    return str(settings.get(key, "false")).lower().strip() in ("true", "1")

@@ -6,9 +6,8 @@ All of it is refused when the engine starts: most when the configuration is made
 model's KV cache groups as soon as they are known.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import vllm.envs as envs
 from vllm.config import VllmConfig
@@ -50,22 +49,6 @@ class Refusal:
 _USE_PAGED = "Use --kv-cache-backend paged"
 
 
-def _offloads_lazily(settings: Any) -> bool:
-    """Whether a connector, or one within it, stores blocks before they are reused.
-
-    SimpleCPUOffloadConnector's setting is `lazy_offload`, LMCacheMPConnector's
-    `lmcache.mp.lazy_offload`; MultiConnector has a list of connectors.
-    """
-    if isinstance(settings, Mapping):
-        return any(
-            bool(value)
-            if str(key).rpartition(".")[2] == "lazy_offload"
-            else _offloads_lazily(value)
-            for key, value in settings.items()
-        )
-    return isinstance(settings, list | tuple) and any(map(_offloads_lazily, settings))
-
-
 REFUSALS = (
     Refusal(
         lambda c: (
@@ -82,16 +65,6 @@ REFUSALS = (
         "--enable-elastic-ep",
         "it resizes the engine at run time, which is not tested with it",
         _USE_PAGED,
-    ),
-    Refusal(
-        lambda c: (
-            c.kv_transfer_config is not None
-            and _offloads_lazily(c.kv_transfer_config.kv_connector_extra_config)
-        ),
-        "lazy offloading of a connector (lazy_offload)",
-        "it walks the paged pool's queue of free blocks",
-        "Set lazy_offload to false: full blocks are then stored at once. "
-        f"{_USE_PAGED} otherwise",
     ),
     Refusal(
         lambda c: c.model_config is not None and c.model_config.enable_sleep_mode,

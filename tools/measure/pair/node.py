@@ -124,28 +124,24 @@ class Launcher:
         probe = Probe(self.build / "demo-pd" / name, "transfer_probe")
         probe.install()
         env = self.host.neutral_environment()
-        env |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         env |= _transfer_environment(self.site, transports, side_port)
-        server = stack.enter_context(
-            started(
-                [
-                    self.host.vllm,
-                    "serve",
-                    self.model,
-                    *self.host.arguments,
-                    *_ARGUMENTS,
-                    f"--num-gpu-blocks-override={self.blocks}",
-                    f"--port={port}",
-                    f"--kv-cache-backend={backend}",
-                    *_transfer_arguments(role, connector),
-                ],
-                name=f"vllm serve ({name})",
-                env=env | probe.environment(env),
-                port=port,
-                log=self.build / "logs" / f"demo-pd-{name}.log",
-            )
+        arguments = (
+            f"--num-gpu-blocks-override={self.blocks}",
+            *(f"--port={port}", f"--kv-cache-backend={backend}"),
+            *_transfer_arguments(role, connector),
         )
-        return Node(name, server, probe, backend, port, side_port)
+        server = started(
+            [*self._serve, *arguments],
+            name=f"vllm serve ({name})",
+            env=env | probe.environment(env),
+            port=port,
+            log=self.build / "logs" / f"demo-pd-{name}.log",
+        )
+        return Node(name, stack.enter_context(server), probe, backend, port, side_port)
+
+    @property
+    def _serve(self) -> list[str | Path]:
+        return [self.host.vllm, "serve", self.model, *self.host.arguments, *_ARGUMENTS]
 
     def proxy(
         self, stack: ExitStack, name: str, prefills: Sequence[Node], decode: Node
@@ -180,6 +176,8 @@ def _transfer_environment(
     site: Path, transports: str, side_port: int
 ) -> Mapping[str, str]:
     return {
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "PYTHONPATH": os.pathsep.join(
             filter(None, (str(site), os.environ.get("PYTHONPATH")))
         ),

@@ -74,6 +74,16 @@ class TagmaBlock(KVCacheBlock):
         position = self.pool.index.position_of(self.block_id)
         return None if position is None else (position + 1) * self.pool.hash_block_size
 
+    @property
+    def next_free_block(self) -> KVCacheBlock | None:
+        """The block that is given away after this one, None if this one is held."""
+        if self.ref_cnt or self.is_null:
+            return None
+        behind = self.pool.allocator.free_blocks(self.block_id, 1)
+        if not behind:
+            return self.pool.free_block_queue.fake_free_list_tail
+        return TagmaBlock(self.pool, behind[0])
+
     # Where upstream keeps them, for who reads them there.
     _block_hash = block_hash
     _block_hash_num_tokens = block_hash_num_tokens
@@ -99,6 +109,25 @@ class TagmaBlock(KVCacheBlock):
             f"TagmaBlock(block_id={self.block_id}, ref_cnt={self.ref_cnt}, "
             f"block_hash={self.block_hash!r})"
         )
+
+
+class ListEnd(KVCacheBlock):
+    """What is in front of the free blocks, and what is behind them."""
+
+    __slots__ = ()
+
+    pool: ViewedBlockPool
+
+    def __init__(self, pool: ViewedBlockPool):
+        self.pool = pool
+        self.block_id = -1
+
+    @property
+    def next_free_block(self) -> KVCacheBlock | None:
+        queue = self.pool.free_block_queue
+        if self is queue.fake_free_list_tail:
+            return None
+        return next(queue.iter_blocks_after(None), queue.fake_free_list_tail)
 
 
 class IndexedIds(Protocol):

@@ -3,7 +3,7 @@
 """The block pool of the "tagma" KV cache backend."""
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from vllm.tagma import KVAllocator, PrefixIndex
@@ -18,6 +18,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.tagma_block_list import (
     GROUP_ID,
+    ListEnd,
     ReversedBlocks,
     TagmaBlock,
     TagmaBlockList,
@@ -61,16 +62,38 @@ class CachedBlocks(BlockHashToBlockMap):
         return self._pool.index.num_hashes
 
 
-class FreeBlockCount:
-    """The part of `FreeKVCacheBlockQueue` that does not order the blocks."""
+class FreeBlocks:
+    """`FreeKVCacheBlockQueue` for who walks it: the engine's order of eviction.
 
-    def __init__(self, allocator: KVAllocator):
-        self._allocator = allocator
+    Empty blocks are alike to the engine, which decides where it takes one. A place of
+    the order that has an empty block is given one of them, anew at each look, and no
+    two places the same one. Cached blocks are where they are with the paged pool.
+    """
+
+    # Blocks that are asked for at once.
+    _PART = 64
+
+    def __init__(self, pool: ViewedBlockPool):
+        self._pool = pool
+        self.fake_free_list_head = ListEnd(pool)
+        self.fake_free_list_tail = ListEnd(pool)
 
     @property
     def num_free_blocks(self) -> int:
         """Number of blocks that no request holds, cached ones included."""
-        return self._allocator.num_free_blocks
+        return self._pool.allocator.num_free_blocks
+
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        """Return all blocks in the order in which they are given away."""
+        return list(self.iter_blocks_after(None))
+
+    def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
+        """Iterate over the blocks behind `cursor`, over all with None."""
+        after = None if cursor is None else cursor.block_id
+        while ids := self._pool.allocator.free_blocks(after, self._PART):
+            for block_id in ids:
+                yield TagmaBlock(self._pool, block_id)
+            after = ids[-1]
 
 
 # The second base is named for the tools that read what overrides upstream's.
@@ -89,9 +112,9 @@ class TagmaBlockPool(ViewedBlockPool, BlockPool):
     """
 
     # Upstream's types are a list and a class with further attributes. What is missing
-    # here orders the blocks, or changes them one by one.
+    # here changes the blocks, or their order, one by one.
     blocks: TagmaBlockList  # type: ignore[assignment]
-    free_block_queue: FreeBlockCount  # type: ignore[assignment]
+    free_block_queue: FreeBlocks  # type: ignore[assignment]
 
     def __init__(self, num_gpu_blocks: int, **settings: Any):
         # Upstream makes an object per block: of one block, here.
@@ -104,7 +127,7 @@ class TagmaBlockPool(ViewedBlockPool, BlockPool):
         )
         self.num_gpu_blocks = num_gpu_blocks
         self.blocks = TagmaBlockList(self, range(num_gpu_blocks))
-        self.free_block_queue = FreeBlockCount(self.allocator)
+        self.free_block_queue = FreeBlocks(self)
         self.cached_block_hash_to_block = CachedBlocks(self)
         self._is_watched = self.enable_kv_cache_events or self.metrics_collector
         self.allocator.record_moves(self.metrics_collector is not None)

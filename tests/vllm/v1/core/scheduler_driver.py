@@ -25,6 +25,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    KVCacheTensor,
 )
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -151,12 +152,15 @@ class SchedulerFactory:
             head_size=1,
             dtype=torch.float32,
         )
+        num_blocks = setting.num_blocks + 1
+        page = spec.page_size_bytes
+        tensor = KVCacheTensor(num_blocks * page, ["layer"], num_blocks * page, page)
         cls = AsyncScheduler if setting.async_scheduling else Scheduler
         config_cls = ZeroingConfig if setting.zeroing else KVCacheConfig
         return cls(
             vllm_config=config,
             kv_cache_config=config_cls(
-                setting.num_blocks + 1, [], [KVCacheGroupSpec(["layer"], spec)]
+                num_blocks, [tensor], [KVCacheGroupSpec(["layer"], spec)]
             ),
             structured_output_manager=self.grammars,
             block_size=setting.block_size,

@@ -146,7 +146,6 @@ LAZY = {
     "kv_role": "kv_both",
     "kv_connector_extra_config": {"lazy_offload": True},
 }
-EAGER = LAZY | {"kv_connector_extra_config": {"lazy_offload": False}}
 
 
 @dataclass(frozen=True)
@@ -165,9 +164,6 @@ REFUSED = {
     "context parallelism": Refused(
         {"decode_context_parallel_size": 2, "tensor_parallel_size": 2},
         {"decode_context_parallel_size": 1, "tensor_parallel_size": 2},
-    ),
-    "lazy offloading of a connector": Refused(
-        {"kv_transfer_config": LAZY}, {"kv_transfer_config": EAGER}
     ),
     "--speculative-config": Refused(
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, {}
@@ -311,31 +307,14 @@ def several(*connectors: dict) -> dict:
 
 @pytest.mark.parametrize(
     "kv_transfer_config",
-    [LMCACHE, several(LAZY), several(several(LAZY)), several(LMCACHE)],
-    ids=["LMCache", "Multi", "Multi in Multi", "LMCache in Multi"],
-)
-def test_lazy_offloading_of_any_connector_is_refused(
-    model: str, kv_transfer_config: dict
-) -> None:
-    with pytest.raises(ValueError, match="lazy offloading of a connector"):
-        make_config(model, kv_transfer_config=kv_transfer_config)
-    # Not by make_config(), which would import LMCache.
-    config = make_config(model)
-    followed = json.loads(json.dumps(kv_transfer_config).replace("true", "false"))
-    config.kv_transfer_config = KVTransferConfig(**followed)
-    verify_kv_cache_backend(config)
-
-
-@pytest.mark.parametrize(
-    "kv_transfer_config",
     [
         {
             "kv_connector": "ExampleConnector",
             "kv_connector_extra_config": {"shared_storage_path": "x"},
         },
-        {"kv_connector": "SimpleCPUOffloadConnector"},
+        LAZY,
         {"kv_connector": "NixlConnector"},
-        several(EAGER),
+        several(LAZY),
     ],
 )
 def test_connectors_are_served(model: str, kv_transfer_config: dict) -> None:
@@ -372,14 +351,31 @@ def test_a_connector_may_read_freed_blocks_unless_it_is_known_to_hold_them(
 
 MORIIO = {"kv_connector": "MoRIIOConnector", "kv_role": "kv_both"}
 READING = MORIIO | {"kv_connector_extra_config": {"read_mode": "true"}}
+EAGER = LMCACHE | {"kv_connector_extra_config": {"lmcache.mp.lazy_offload": False}}
 
 
 @pytest.mark.parametrize(
     "kv_transfer_config, moves",
-    [(MORIIO, False), (READING, True), (several(MORIIO), False)],
-    ids=["writing", "reading", "writing, in Multi"],
+    [
+        (MORIIO, False),
+        (READING, True),
+        (several(MORIIO), False),
+        (LMCACHE, False),
+        (EAGER, True),
+        (several(several(LMCACHE)), False),
+        (LAZY, True),
+    ],
+    ids=[
+        "writing",
+        "reading",
+        "writing, in Multi",
+        "LMCache, lazily",
+        "LMCache",
+        "LMCache, lazily, in Multi in Multi",
+        "SimpleCPU, lazily",
+    ],
 )
-def test_no_block_moves_where_others_write_before_the_workers_know(
+def test_no_block_moves_that_others_look_for_or_write_to_where_it_was(
     model: str, kv_transfer_config: dict, moves: bool
 ) -> None:
     config = make_config(model)

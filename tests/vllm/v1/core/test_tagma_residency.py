@@ -81,6 +81,7 @@ class PoolPair:
             (self.watch, 2),
             (self.unwatch, 2),
             (self.evict, 2),
+            (self.walk, 2),
         )
 
     def run(self, operations: int) -> None:
@@ -190,6 +191,26 @@ class PoolPair:
         if blocks := self.any_cached():
             self.paged.evict_blocks({blocks[0].block_id})
             self.tagma.evict_blocks({blocks[1].block_id})
+
+    def walk(self) -> None:
+        """Walk the free blocks as lazy offloading does, from any of them on."""
+        queue = self.tagma.free_block_queue
+        blocks = queue.get_all_free_blocks()
+        assert [b.block_hash for b in blocks] == [
+            b.block_hash for b in self.paged.free_block_queue.get_all_free_blocks()
+        ]
+        assert {b.block_id for b in blocks} == {
+            b.block_id for b in self.tagma.blocks if not (b.ref_cnt or b.is_null)
+        }
+        assert len(blocks) == queue.num_free_blocks
+        cursor = self.rng.randrange(-1, len(blocks))
+        link = blocks[cursor] if cursor >= 0 else queue.fake_free_list_head
+        after = queue.iter_blocks_after(blocks[cursor] if cursor >= 0 else None)
+        for block in blocks[cursor + 1 :]:
+            link = link.next_free_block
+            assert link == next(after) == block
+        assert link.next_free_block is queue.fake_free_list_tail
+        assert next(after, None) is None
 
     def end_step(self) -> None:
         self.num_copies += len(self.allocator.take_copies())
