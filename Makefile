@@ -11,7 +11,8 @@ RELEASE ?=
 TOOLS := build/tools/bin/python -m tools
 READY := build/tools/ready
 
-.PHONY: serve test apply build develop demo demo-pd bench-engine bench-host
+.PHONY: serve test apply build develop demo demo-pd demo-lmcache
+.PHONY: bench-engine bench-host
 .PHONY: bench-kernel bench-placement kernel-report soak fuzz replay export lock
 .PHONY: style help clean status push pop refresh
 .PHONY: lint-series rebase matrix
@@ -37,6 +38,9 @@ demo: $(READY) ## paged and tagma side by side on real requests
 
 demo-pd: $(READY) ## a prefill and a decode server over NIXL, for both in turn
 	$(TOOLS) demo-pd $(ARGS)
+
+demo-lmcache: $(READY) ## LMCache behind a server, for both in turn
+	$(TOOLS) demo-lmcache $(ARGS)
 
 bench-engine: $(READY) ## the C++ engine beside an allocator on std::map
 	$(TOOLS) bench-engine

@@ -95,6 +95,14 @@ _TABLE = (
         workers=2,
     ),
     Job(
+        "demo-lmcache",
+        (("demo-lmcache", "--quick"),),
+        _BUILT,
+        ("demo-lmcache", "lmcache"),
+        seconds=170,
+        workers=2,
+    ),
+    Job(
         "host",
         (("bench-host", "--rounds", "9"), ("soak", "--steps", "10000")),
         _BUILT,
@@ -128,7 +136,7 @@ GROUPS = {
     "native": ("lint", "engine", "fuzz", "overlay"),
     "backend": (
         *("series", "lint", "overlay", "host", "upstream", "next", "demo"),
-        "demo-pd",
+        *("demo-pd", "demo-lmcache"),
     ),
 }
 

@@ -15,6 +15,7 @@ SECTIONS = {
         *(
             "demo",
             "demo-pd",
+            "demo-lmcache",
             "bench-engine",
             "bench-host",
             "bench-placement",

@@ -63,7 +63,7 @@ def preemptions(metrics: str) -> int:
     >>> preemptions('vllm:num_preemptions_total{engine="0"} 3.0')
     3
     """
-    return _total(metrics, "vllm:num_preemptions_total")
+    return total(metrics, "vllm:num_preemptions_total")
 
 
 def block_copies(metrics: str) -> int:
@@ -72,13 +72,19 @@ def block_copies(metrics: str) -> int:
     >>> block_copies('vllm:kv_cache_tagma_block_copies_total{engine="0"} 3.0')
     3
     """
-    return _total(metrics, f"{PREFIX}block_copies_total")
+    return total(metrics, f"{PREFIX}block_copies_total")
 
 
-def _total(metrics: str, name: str) -> int:
+def total(metrics: str, name: str) -> int:
     """Return a counter's value over all engines, 0 if it is not there."""
     found = re.findall(rf"^{name}\{{.*\}} (\S+)$", metrics, re.M)
     return int(sum(map(float, found)))
+
+
+def held_share(metrics: str) -> float:
+    """Return the share of the pool that requests hold."""
+    found = re.findall(r"^vllm:kv_cache_usage_perc\{.*\} (\S+)$", metrics, re.M)
+    return sum(map(float, found))
 
 
 def backend_of(metrics: str) -> str:

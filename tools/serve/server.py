@@ -76,6 +76,14 @@ class Server:
             answer: dict[str, Any] = response.json()
             return answer
 
+    def order(self, path: str) -> None:
+        """Have the server do something that it answers without a word.
+
+        Raises:
+            ToolError: The server refused it or is gone.
+        """
+        self._send("POST", path, None, stream=False).close()
+
     def events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the events of a streamed answer as they come.
 

@@ -172,6 +172,7 @@ def test_the_repositorys_locks_are_those_of_their_inputs():
     sources = sorted((REPOSITORY / "upstream").glob("*.in"))
     assert [source.stem for source in sources] == [
         "cpu",
+        "lmcache",
         "suites",
         "tools",
         "torch-cpu",

@@ -69,11 +69,6 @@ def counters_of(metrics: str) -> Counters:
     return Counters(**{name: _sum(metrics, key) for name, key in _METRICS.items()})
 
 
-def held_share(metrics: str) -> float:
-    """Return the share of the pool that requests hold."""
-    return _sum(metrics, "kv_cache_usage_perc")
-
-
 def _sum(metrics: str, name: str) -> float:
     found = re.findall(rf"^vllm:{name}\{{.*\}} (\S+)$", metrics, re.M)
     return sum(map(float, found))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tools.measure import observed
 from tools.measure.demo.plugin import Probe
-from tools.measure.pair.counters import Counters, counters_of, held_share
+from tools.measure.pair.counters import Counters, counters_of
 from tools.measure.pair.workload import BLOCK_SIZE
 from tools.serve import model
 from tools.serve.host import Host
@@ -75,7 +75,7 @@ class Node:
             "/v1/completions",
             {"model": model.NAME, "prompt": [3], "max_tokens": 1},
         )
-        return held_share(self.server.metrics())
+        return observed.held_share(self.server.metrics())
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.base.errors import ToolError
+from tools.measure.greedy import Ask, Tokens, send, wrong_tokens
 from tools.measure.pair.node import Launcher, Node, Role
-from tools.measure.pair.pair import Pair, send
-from tools.measure.pair.phase import Phase, Tokens, wrong_tokens
+from tools.measure.pair.pair import Pair
+from tools.measure.pair.phase import Phase
 from tools.measure.pair.result import Round, Setting
-from tools.measure.pair.workload import Ask
 from tools.serve import model
 
 # Over shared memory the decode side would read a stopped server's blocks by itself.

@@ -1,14 +1,12 @@
 """What one phase of requests did on both sides of a pair."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tools.measure.greedy import Ask, Tokens, wrong_tokens
 from tools.measure.pair.counters import Counters
 from tools.measure.pair.records import Records, Transfer, mean
-from tools.measure.pair.workload import Ask
-
-Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -99,25 +97,3 @@ class Phase:
             "sides": {side.name: side.to_data() for side in self.sides},
             "transfers": [asdict(transfer) for transfer in self.transfers],
         }
-
-
-def wrong_tokens(
-    asks: Sequence[Ask], answers: Sequence[Tokens], expected: Mapping[Ask, Tokens]
-) -> Iterator[str]:
-    """Yield for each answer that differs from a single server's where it does."""
-    for number, (ask, tokens) in enumerate(zip(asks, answers, strict=True), 1):
-        wanted = expected[ask]
-        if tokens != wanted:
-            at = next(
-                (i for i, (a, b) in enumerate(zip(tokens, wanted, strict=False))
-                 if a != b),
-                min(len(tokens), len(wanted)),
-            )  # fmt: skip
-            yield (
-                f"request {number} of {len(ask.prompt)} tokens: token {at + 1} is "
-                f"{_at(tokens, at)}, a single server's is {_at(wanted, at)}"
-            )
-
-
-def _at(tokens: Tokens, index: int) -> str:
-    return str(tokens[index]) if index < len(tokens) else "(ended)"

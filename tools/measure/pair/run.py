@@ -9,16 +9,16 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from tools.measure.greedy import Ask, Tokens, send_all
 from tools.measure.pair.node import LEASE_S, Launcher, Role
 from tools.measure.pair.outage import Outage
-from tools.measure.pair.pair import Pair, send_all
-from tools.measure.pair.phase import Phase, Tokens
+from tools.measure.pair.pair import Pair
+from tools.measure.pair.phase import Phase
 from tools.measure.pair.result import AGED_USES, AGEING, PairResult, Round, Setting
 from tools.measure.pair.workload import (
     BLOCK_SIZE,
     PROBES,
     SEED,
-    Ask,
     Size,
     Workload,
     make_workload,

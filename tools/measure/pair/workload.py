@@ -4,6 +4,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tools.measure.greedy import Ask
+
 SEED = 7
 BLOCK_SIZE = 32  # the CPU's attention takes multiples of 32 only
 PROBES = (512, 2000, 4000, 7900)  # the small model ends at 8,192 tokens
@@ -15,21 +17,6 @@ _ANSWER_TOKENS = (4, 24)
 _CUT_EVERY, _CUT_AFTER, _CUT_TOKENS = 7, 2, 64
 _PROBE_ANSWER = 8
 _SHORT = 24
-
-
-@dataclass(frozen=True)
-class Ask:
-    """One request.
-
-    Args:
-        prompt: Token ids.
-        max_tokens: How many tokens it generates.
-        cut: The client leaves after so many of them.
-    """
-
-    prompt: tuple[int, ...]
-    max_tokens: int
-    cut: int | None = None
 
 
 @dataclass(frozen=True)

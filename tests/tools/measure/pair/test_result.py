@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from tools.base.outcome import Outcome
-from tools.measure.pair.counters import Counters, counters_of, held_share
+from tools.measure import observed
+from tools.measure.greedy import Ask
+from tools.measure.pair.counters import Counters, counters_of
 from tools.measure.pair.phase import Phase, Side
 from tools.measure.pair.records import Records
 from tools.measure.pair.result import AGEING, PairResult, Round, Setting
-from tools.measure.pair.workload import Ask
 
 ASK = Ask((5, 6, 7), 3)
 EXPECTED = {ASK: (1, 2, 3)}
@@ -152,4 +153,4 @@ vllm:kv_cache_usage_perc{engine="0"} 0.25
     )
     assert counts.each(counts.descriptors) == 3
     assert counts - counts == Counters()
-    assert held_share(text) == 0.25
+    assert observed.held_share(text) == 0.25

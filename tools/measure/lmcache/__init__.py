@@ -1,0 +1,1 @@
+"""vLLM with LMCache behind it, for paged and for tagma."""
