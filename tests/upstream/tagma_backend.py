@@ -19,6 +19,7 @@ import pytest
 # Before the block tables, as the CPU worker does.
 import vllm.v1.worker.cpu.shm  # noqa: F401
 from vllm.v1.core import kv_cache_manager
+from vllm.v1.core.tagma_block_pool import TagmaBlockPool
 from vllm.v1.core.tagma_kv_cache_manager import (
     TagmaConnectorKVCacheManager,
     TagmaKVCacheManager,
@@ -30,6 +31,12 @@ from vllm.v1.tagma_refusals import UnsupportedByTagmaError
 LIST = Path(__file__).with_name("not_applicable.toml")
 # Share of the tests with a tagma manager that the list may name.
 MOST_NOT_APPLICABLE = 0.1
+
+# Tests that bind a pool of their own to a connector.
+MAKE_POOLS = (
+    "tests/v1/simple_kv_offload/test_kv_events.py",
+    "tests/v1/simple_kv_offload/test_scheduler.py",
+)
 
 PagedManager = kv_cache_manager.KVCacheManager
 
@@ -67,6 +74,14 @@ class SwappedManager(PagedManager):
 
 class SwappedOffloadingManager(TagmaCPUOffloadingManager):
     """The manager of CPU chunks in place of upstream's, which tells of itself."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        SwappedManager.made.add(type(self))
+
+
+class SwappedPool(TagmaBlockPool):
+    """The GPU's block pool that a test makes without a manager; tells of itself."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -119,6 +134,8 @@ class Suites:
             if test.split("::")[0] in modules and test not in selected
         }
         for item in items:
+            if item.nodeid.startswith(MAKE_POOLS):
+                item.module.BlockPool = SwappedPool
             # It collects garbage for the GPU's sake, and takes most of the time.
             item.add_marker(pytest.mark.skip_global_cleanup)
             if item.nodeid in self.listed:
@@ -162,7 +179,7 @@ class Suites:
 
 
 def _passed(made: set[type]) -> Outcome:
-    tagma = (TagmaKVCacheManager, TagmaCPUOffloadingManager)
+    tagma = (TagmaKVCacheManager, TagmaCPUOffloadingManager, TagmaBlockPool)
     if any(issubclass(cls, tagma) for cls in made):
         return Outcome.PASSED
     return Outcome.REFUSED if made else Outcome.NO_MANAGER

@@ -42,6 +42,7 @@ _OFFLOADING = (
     "kv_offload/cpu/policies/test_factory.py",
     "kv_offload/tiering/test_tiering_offloading.py",
     "simple_kv_offload/test_hip_mem_ops.py",
+    "simple_kv_offload/test_kv_events.py",
     "simple_kv_offload/test_scheduler.py",
 )
 UPSTREAM = (
