@@ -2,9 +2,12 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Shared host memory in which a tensor's chunks lie one behind the other."""
 
+from collections.abc import Iterator
+
 import torch
 from typing_extensions import override
 
+from vllm.utils.math_utils import round_up
 from vllm.v1.kv_offload.cpu.gpu_worker import MAX_HOST_REGISTER_CHUNK_BYTES
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
@@ -19,10 +22,25 @@ class TensorOffloadRegion(SharedOffloadRegion):
     A region of several registrations stays in rows: these end at rows, not at pages.
     """
 
+    @property
+    def _stays_in_rows(self) -> bool:
+        return self.total_size_bytes > MAX_HOST_REGISTER_CHUNK_BYTES
+
+    def iter_worker_slot_ranges(self) -> Iterator[tuple[int, int]]:
+        """Yield the pages that this worker uses, as (offset, bytes); since v0.33.0."""
+        if self._stays_in_rows:
+            yield from super().iter_worker_slot_ranges()
+            return
+        assert self.rank is not None
+        size = self.cpu_page_size * self.num_chunks
+        start = self.rank * size
+        first = start - start % self.page_size
+        yield first, round_up(start + size, self.page_size) - first
+
     @override
     def create_next_worker_view(self, tensor_page_size: int) -> torch.Tensor:
         """Return the next tensor's chunks: int8, [num_chunks, tensor_page_size]."""
-        if self.total_size_bytes > MAX_HOST_REGISTER_CHUNK_BYTES:
+        if self._stays_in_rows:
             return super().create_next_worker_view(tensor_page_size)
         end = self._worker_offset + tensor_page_size
         assert end <= self._worker_area_end

@@ -38,6 +38,18 @@ def test_the_chunks_of_a_tensor_are_contiguous_and_its_own(regions):
     del view
 
 
+def test_the_pages_that_a_worker_pins_hold_its_chunks_and_no_row(regions):
+    for region in regions:
+        ((offset, size),) = region.iter_worker_slot_ranges()
+        view = region.create_next_worker_view(sum(PAGES))
+        start = view.data_ptr() - region.base_tensor.data_ptr()
+        assert offset % region.page_size == size % region.page_size == 0
+        assert offset <= start < offset + region.page_size
+        assert 0 <= offset + size - (start + view.nbytes) < region.page_size
+        assert offset + size <= region.total_size_bytes
+    del view
+
+
 def test_no_page_lies_in_two_registrations(regions, monkeypatch):
     monkeypatch.setattr(tensor_region, "MAX_HOST_REGISTER_CHUNK_BYTES", 4 * 4096)
     view = regions[0].create_next_worker_view(PAGES[0])
