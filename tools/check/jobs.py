@@ -14,8 +14,8 @@ class Job:
         name: Its name, and that of its script in ci/.
         commands: What to run, each the words behind `python -m tools`.
         needs: The jobs that must have passed before it begins.
-        writes: Files of build/ that no other job may write meanwhile, and the lock if
-            one that holds it for long would keep the job waiting.
+        writes: Files of build/ that no other job may write meanwhile, and SHARED things
+            that no two jobs may hold at a time.
         seconds: What it takes on an idle core; nothing is judged by it.
         workers: The most cores that it can use.
     """
@@ -48,6 +48,7 @@ _TREE, _BUILT = ("apply",), ("apply", "build")
 _LOCK = ".lock"
 # Servers whose clients wait for them only so long: not two sets of them at a time.
 _SERVERS = "servers"
+SHARED = (_LOCK, _SERVERS)
 
 # In the order in which they begin, as far as what they need is there: cheap ones
 # first, so that a mistake shows early, then long ones, so that none is left alone at
