@@ -13,8 +13,8 @@ READY := build/tools/ready
 
 .PHONY: serve test apply build develop demo demo-pd demo-lmcache
 .PHONY: bench-engine bench-host
-.PHONY: bench-kernel bench-placement kernel-report soak fuzz replay export lock
-.PHONY: style help clean status push pop refresh
+.PHONY: bench-transfer bench-offload bench-kernel bench-placement kernel-report soak
+.PHONY: fuzz replay export lock style help clean status push pop refresh
 .PHONY: lint-series rebase matrix
 .DEFAULT_GOAL := serve
 
@@ -50,6 +50,12 @@ bench-host: $(READY) ## the paged and the tagma manager on the scheduler's threa
 
 bench-placement: $(READY) ## ranges per request and copies; TRACE=FILE replays one too
 	$(TOOLS) bench-placement $(if $(TRACE),--trace "$(TRACE)") $(ARGS)
+
+bench-transfer: $(READY) ## descriptors from a prefill to a decode pool; TRACE=FILE too
+	$(TOOLS) bench-transfer $(if $(TRACE),--trace "$(TRACE)") $(ARGS)
+
+bench-offload: $(READY) ## copies of CPU offloading; DRY=1 without a GPU; TRACE=FILE too
+	$(TOOLS) bench-offload $(if $(DRY),--dry) $(if $(TRACE),--trace "$(TRACE)") $(ARGS)
 
 soak: $(READY) ## 200,000 steps of the scheduler on a full pool
 	$(TOOLS) soak

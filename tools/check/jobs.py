@@ -91,10 +91,10 @@ _TABLE = (
     Job("demo", (("demo",),), _BUILT, ("demo",), seconds=240),
     Job(
         "demo-pd",
-        (("demo-pd", "--quick"),),
+        (("bench-transfer", "--quick"), ("demo-pd", "--quick")),
         _BUILT,
         ("demo-pd", "transfer", _SERVERS),
-        seconds=240,
+        seconds=300,
         workers=2,
     ),
     Job(
@@ -117,7 +117,7 @@ _TABLE = (
         (("suite", "upstream", "--", ARGUMENTS),),
         _BUILT,
         ("upstream-tests",),
-        seconds=45,
+        seconds=75,
     ),
     # One seed: a job must not fail by luck. `make fuzz` takes others.
     Job(

@@ -19,6 +19,8 @@ SECTIONS = {
             "bench-engine",
             "bench-host",
             "bench-placement",
+            "bench-transfer",
+            "bench-offload",
             "bench-kernel",
         ),
         *("kernel-report", "replay"),

@@ -1,0 +1,1 @@
+"""The offloading benchmark: copies between a device's pool and host memory."""

@@ -1,0 +1,1 @@
+"""The transfer benchmark: descriptors between a prefill and a decode pool."""
