@@ -1,10 +1,11 @@
 """Run upstream's suites with the tagma manager in place of the paged one.
 
 A pytest plugin, `-p tagma_backend`. Every manager that a test makes, of the KV cache
-or of the chunks that are offloaded to the CPU, is a tagma one,
-unless tagma refuses its configuration: then it is the paged one, and the test is
-counted apart. Tests named in not_applicable.toml must fail, each for the reason given
-there: one that passes is reported, and so is a name that no test has.
+or of the chunks that are offloaded to the CPU, is a tagma one, unless tagma refuses its
+configuration: then it is the paged one, and the test is counted apart. Without a GPU
+the tests of offloading's worker copy in host memory. Tests named in
+not_applicable.toml must fail, each for the reason given there: one that passes is
+reported, and so is a name that no test has.
 """
 
 import tomllib
@@ -18,12 +19,14 @@ import pytest
 
 # Before the block tables, as the CPU worker does.
 import vllm.v1.worker.cpu.shm  # noqa: F401
+from vllm.platforms import current_platform
 from vllm.v1.core import kv_cache_manager
 from vllm.v1.core.tagma_block_pool import TagmaBlockPool
 from vllm.v1.core.tagma_kv_cache_manager import (
     TagmaConnectorKVCacheManager,
     TagmaKVCacheManager,
 )
+from vllm.v1.kv_offload.cpu import host_copies
 from vllm.v1.kv_offload.cpu import manager as cpu_offloading
 from vllm.v1.kv_offload.cpu.tagma_manager import TagmaCPUOffloadingManager
 from vllm.v1.tagma_refusals import UnsupportedByTagmaError
@@ -37,6 +40,9 @@ MAKE_POOLS = (
     "tests/v1/simple_kv_offload/test_kv_events.py",
     "tests/v1/simple_kv_offload/test_scheduler.py",
 )
+
+# Tests that copy, for which they have no GPU.
+COPY = "tests/v1/kv_offload/cpu/test_gpu_worker.py"
 
 PagedManager = kv_cache_manager.KVCacheManager
 
@@ -136,6 +142,8 @@ class Suites:
         for item in items:
             if item.nodeid.startswith(MAKE_POOLS):
                 item.module.BlockPool = SwappedPool
+            if item.nodeid.startswith(COPY) and current_platform.is_cpu():
+                item.module.CPUOffloadingWorker = host_copies.HostOffloadingWorker
             # It collects garbage for the GPU's sake, and takes most of the time.
             item.add_marker(pytest.mark.skip_global_cleanup)
             if item.nodeid in self.listed:
@@ -143,10 +151,15 @@ class Suites:
                 item.add_marker(pytest.mark.xfail(strict=True, reason=reason))
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self) -> Generator[None, object, object]:
+    def pytest_runtest_protocol(
+        self, item: pytest.Item
+    ) -> Generator[None, object, object]:
         """Forget what the test before this one made."""
         SwappedManager.made.clear()
-        return (yield)
+        with pytest.MonkeyPatch.context() as patch:
+            if item.nodeid.startswith(COPY):
+                patch.setenv(host_copies.VARIABLE, "0")
+            return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count the outcome of a test."""

@@ -4,8 +4,8 @@
 
 Two decisions are apart, as in the tagma backend. Which chunks are kept, and which one
 is evicted next, is upstream's manager and policy to the key. Where a chunk lies is the
-engine's. A chunk in host memory is never moved: the engine chooses among the holes
-that eviction leaves, and a share of the chunks stays free so that it has a choice.
+engine's, which chooses among what is free: in a full pool, the chunks that were
+evicted for the store. A chunk in host memory is never moved.
 """
 
 from collections.abc import Collection
@@ -18,11 +18,6 @@ from vllm.v1.kv_offload.base import OffloadKey, PrepareStoreOutput, ReqContext
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 
-# One chunk of so many stays free. With all in use a store gets the very chunks that
-# were evicted for it, wherever they are, as upstream's does. More spare chunks mean
-# fewer runs and fewer hits: 1 of 64 costs about 1% of the hits.
-CHUNKS_PER_SPARE = 64
-
 
 @dataclass
 class LastStored:
@@ -32,24 +27,16 @@ class LastStored:
 
 
 class TagmaCPUOffloadingManager(CPUOffloadingManager):
-    """Upstream's manager, but for where its chunks lie.
-
-    Args:
-        num_chunks: Chunks that there is memory for. What is kept is what upstream's
-            manager keeps in `num_chunks - num_chunks // CHUNKS_PER_SPARE`.
-        settings: The other arguments of upstream's manager.
-
-    """
+    """Upstream's manager, but for where its chunks lie."""
 
     def __init__(self, num_chunks: int, **settings):
-        super().__init__(num_chunks - num_chunks // CHUNKS_PER_SPARE, **settings)
-        self._num_places = num_chunks
+        super().__init__(num_chunks, **settings)
         self._allocator = self._new_allocator()
         # What the chunks that are being allocated are to follow.
         self._previous: OffloadKey | None = None
 
     def _new_allocator(self) -> KVAllocator:
-        return KVAllocator(max(self._num_places, 1), max_ranges=0)
+        return KVAllocator(max(self._num_chunks, 1), max_ranges=0)
 
     @override
     def prepare_store(
