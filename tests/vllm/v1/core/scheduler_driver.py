@@ -71,6 +71,7 @@ class Arrival:
         num_prompt_tokens: How much of it is the prompt.
         max_tokens: How much more to generate.
         priority: Lower is scheduled first under the policy "priority".
+        transfer: What tells a KV connector of blocks elsewhere.
 
     """
 
@@ -78,6 +79,7 @@ class Arrival:
     num_prompt_tokens: int
     max_tokens: int
     priority: int = 0
+    transfer: dict[str, Any] | None = None
 
 
 def token_at(conversation: int, position: int) -> int:
@@ -185,6 +187,7 @@ class Driver:
         self.conversations: dict[str, int] = {}
         self.tokens: dict[str, list[int]] = {}
         self.finished: dict[str, str] = {}
+        self.transfers: dict[str, dict[str, Any]] = {}
         self.on_stats: Callable[[SchedulerStats], None] = lambda stats: None
         self.on_run: Callable[[SchedulerOutput], KVConnectorOutput | None] = (
             lambda output: None
@@ -212,7 +215,9 @@ class Driver:
                 for position in range(arrival.num_prompt_tokens)
             ],
             sampling_params=SamplingParams(
-                max_tokens=arrival.max_tokens, stop_token_ids=[STOP_TOKEN]
+                max_tokens=arrival.max_tokens,
+                stop_token_ids=[STOP_TOKEN],
+                extra_args={"kv_transfer_params": arrival.transfer},
             ),
             pooling_params=None,
             arrival_time=float(len(self.tokens)),
@@ -259,6 +264,8 @@ class Driver:
                 self.on_stats(outputs.scheduler_stats)
             for result in outputs.outputs:
                 self.tokens[result.request_id] += result.new_token_ids
+                if result.kv_transfer_params:
+                    self.transfers[result.request_id] = result.kv_transfer_params
                 if result.finish_reason is not None:
                     self.finished[result.request_id] = str(result.finish_reason)
 
