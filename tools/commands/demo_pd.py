@@ -7,6 +7,7 @@ from tools.base.outcome import Outcome, Report
 from tools.base.project import Project
 from tools.cli.options import Settings, json_option
 from tools.compile import beside
+from tools.measure.pair.connector import Sites
 from tools.measure.pair.node import Launcher
 from tools.measure.pair.run import PairDemo
 from tools.measure.pair.workload import FULL, QUICK, Size
@@ -25,7 +26,8 @@ def command(ctx: click.Context, quick: bool, as_json: bool) -> None:
     many runs its blocks lie on each side. Exit code 1 if a token differs from a
     single server's, a transfer fails, a request expires, blocks do not come back, or
     paged does not need ten times tagma's descriptors. Without --quick the backends
-    are mixed, too, blocks are pushed, and a prefill server is killed and restarted.
+    are mixed, too, blocks are pushed, Mooncake moves them, and a prefill server is
+    killed and restarted.
 
     Example: python -m tools demo-pd --quick --json
 
@@ -56,9 +58,11 @@ def command(ctx: click.Context, quick: bool, as_json: bool) -> None:
 
 def _launcher(project: Project, size: Size) -> Launcher:
     serving = ensure_serving(project)
-    site = project.build / "transfer" / "site"
+    names = ("transfer", "mooncake")
+    sites = Sites(*(project.build / name / "site" for name in names))
     with project.lock():
-        beside.install(project, serving.host.python, "transfer", site)
+        for name, site in zip(names, (sites.nixl, sites.mooncake), strict=True):
+            beside.install(project, serving.host.python, name, site)
     return Launcher(
-        serving.host, serving.model, project.tree, project.build, site, size.blocks
+        serving.host, serving.model, project.tree, project.build, sites, size.blocks
     )

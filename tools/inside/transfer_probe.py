@@ -5,6 +5,8 @@ file that TAGMA_PROBE_FILE names gets one JSON line
 
 - for each transfer, from the server that posts it: its blocks, and in how many runs
   they lie in the pool of the prefill side, in that of the decode side, and in both;
+- for each send of Mooncake, which has no metrics, from the server that makes it: its
+  descriptors, bytes and seconds, or that it failed;
 - for each request that gives its blocks back: which, as [first, count] pairs, and
   what share of the pool is held at that time.
 
@@ -57,6 +59,7 @@ def register() -> None:
     if Scheduler._free_request_blocks.__module__ != __name__:
         # vLLM may load a plugin more than once.
         _record_blocks()
+        _record_mooncake()
         _calm_pollers()
 
 
@@ -79,17 +82,48 @@ def _record_blocks() -> None:
     def pair_and_record(self: Any, *args: Any, **kwargs: Any) -> Any:
         decode, prefill = pair(self, *args, **kwargs)
         ours, theirs = list(decode[0]), list(prefill[0])
-        if ours:
-            _write(
-                blocks=len(ours),
-                prefill=runs(theirs),
-                decode=runs(ours),
-                both=runs(ours, theirs),
-            )
+        _write_lists(prefill=theirs, decode=ours)
         return decode, prefill
 
     Scheduler._free_request_blocks = record_and_give_back
     NixlBaseConnectorWorker._apply_prefix_caching = pair_and_record
+
+
+def _record_mooncake() -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import (
+        mooncake_connector,
+        stats,
+    )
+
+    group = mooncake_connector.group_concurrent_contiguous
+    counts = stats.MooncakeKVConnectorStats
+    send = counts.record_transfer
+
+    def group_and_record(ours: Sequence[int], theirs: Sequence[int]) -> Any:
+        _write_lists(prefill=list(ours), decode=list(theirs))
+        _write(transfers=1)
+        return group(ours, theirs)
+
+    def record_send(
+        self: Any, duration_s: float, total_bytes: int, num_descs: int
+    ) -> None:
+        _write(descriptors=num_descs, bytes=total_bytes, transfer_s=duration_s)
+        send(self, duration_s, total_bytes, num_descs)
+
+    def recording(name: str, **values: int) -> None:
+        count = getattr(counts, name)
+
+        def record(self: Any) -> None:
+            _write(**values)
+            count(self)
+
+        setattr(counts, name, record)
+
+    mooncake_connector.group_concurrent_contiguous = group_and_record
+    counts.record_transfer = record_send
+    recording("record_failed_transfer", failed=1)
+    recording("record_failed_recv", failed=1)
+    recording("record_kv_expired_req", expired=1)
 
 
 def _calm_pollers() -> None:
@@ -116,6 +150,16 @@ def _calm_pollers() -> None:
 
 def _threads() -> set[int]:
     return {int(name) for name in os.listdir("/proc/self/task")}
+
+
+def _write_lists(prefill: Sequence[int], decode: Sequence[int]) -> None:
+    if decode:
+        _write(
+            blocks=len(decode),
+            prefill=runs(prefill),
+            decode=runs(decode),
+            both=runs(prefill, decode),
+        )
 
 
 def _write(**values: Any) -> None:

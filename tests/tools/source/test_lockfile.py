@@ -173,6 +173,7 @@ def test_the_repositorys_locks_are_those_of_their_inputs():
     assert [source.stem for source in sources] == [
         "cpu",
         "lmcache",
+        "mooncake",
         "suites",
         "tools",
         "torch-cpu",

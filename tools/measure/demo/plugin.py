@@ -63,6 +63,10 @@ class Probe:
 
     def take_lines(self) -> list[dict[str, Any]]:
         """Return the lines that were recorded since the last call."""
-        lines = self.file.read_text("utf-8").splitlines()
+        lines = self.all_lines()
         new, self._read = lines[self._read :], len(lines)
-        return [json.loads(line) for line in new]
+        return new
+
+    def all_lines(self) -> list[dict[str, Any]]:
+        """Return all lines that were recorded, taken or not."""
+        return [json.loads(line) for line in self.file.read_text("utf-8").splitlines()]

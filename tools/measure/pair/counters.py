@@ -1,7 +1,9 @@
 """What the servers of a pair count, read from /metrics."""
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 _METRICS = {
     "transfers": "nixl_num_descriptors_count",
@@ -67,6 +69,19 @@ def counters_of(metrics: str) -> Counters:
     2.0
     """
     return Counters(**{name: _sum(metrics, key) for name, key in _METRICS.items()})
+
+
+def recorded(lines: Iterable[Mapping[str, Any]]) -> Counters:
+    """Return what the probe has counted of Mooncake's sends.
+
+    >>> recorded([{"descriptors": 6, "bytes": 32}, {"sends": 1}, {"held": 0}]).bytes
+    32
+    """
+    names = {field.name for field in fields(Counters)}
+    total = Counters()
+    for line in lines:
+        total += Counters(**{name: line[name] for name in names & set(line)})
+    return total
 
 
 def _sum(metrics: str, name: str) -> float:

@@ -1,16 +1,17 @@
 """The servers of a pair: one alone, those that prefill, that which decodes, a proxy."""
 
-import json
-import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
+from tools.base.errors import ToolError
 from tools.measure import observed
 from tools.measure.demo.plugin import Probe
-from tools.measure.pair.counters import Counters, counters_of
+from tools.measure.greedy import Ask, send
+from tools.measure.pair.connector import Connector, Role, Sites
+from tools.measure.pair.counters import Counters, counters_of, recorded
 from tools.measure.pair.workload import BLOCK_SIZE
 from tools.serve import model
 from tools.serve.host import Host
@@ -18,11 +19,7 @@ from tools.serve.port import ADDRESS, choose_port
 from tools.serve.server import Server, started
 
 READY_S = 400.0
-# Upstream's 30 s end too early on a loaded machine: blocks are freed before they are
-# read, and the client gets wrong tokens without an error.
-LEASE_S = 600
-
-_PROXY = Path("tests/v1/kv_connector/nixl_integration/toy_proxy_server.py")
+_POLL_S = 0.5
 _ARGUMENTS = (
     "--dtype=float32",
     f"--block-size={BLOCK_SIZE}",
@@ -32,14 +29,6 @@ _ARGUMENTS = (
     f"--served-model-name={model.NAME}",
     f"--host={ADDRESS}",
 )
-
-
-class Role(Enum):
-    """What a server does; the value is vLLM's word."""
-
-    ALONE = "alone"
-    PREFILL = "kv_producer"
-    DECODE = "kv_consumer"
 
 
 @dataclass(frozen=True)
@@ -63,8 +52,9 @@ class Node:
         observed.check_backend(self.server, self.backend)
 
     def counters(self) -> Counters:
-        """Return what it has counted."""
-        return counters_of(self.server.metrics())
+        """Return what it has counted; Mooncake has no metrics, so the probe counts."""
+        lines = self.probe.all_lines()
+        return counters_of(self.server.metrics()) + recorded(lines)
 
     def held_share(self) -> float:
         """Return the share of its pool that is held, after a step of its own.
@@ -87,7 +77,7 @@ class Launcher:
         model: The model's folder.
         tree: The tree, with upstream's proxy.
         build: The project's folder of generated files.
-        site: The folder of the transfer packages.
+        sites: The folders of the packages that move blocks.
         blocks: The size of each pool.
     """
 
@@ -95,7 +85,7 @@ class Launcher:
     model: Path
     tree: Path
     build: Path
-    site: Path
+    sites: Sites
     blocks: int
 
     def node(
@@ -105,7 +95,7 @@ class Launcher:
         backend: str,
         role: Role,
         *,
-        connector: str = "NixlConnector",
+        connector: Connector = Connector.NIXL,
         transports: str = "tcp,self,sm",
         ports: tuple[int, int] | None = None,
     ) -> Node:
@@ -116,7 +106,7 @@ class Launcher:
             name: Of its log.
             backend: Its KV cache backend.
             role: What it does.
-            connector: The class that moves its blocks.
+            connector: What moves its blocks.
             transports: Those that UCX may use.
             ports: Those of a server whose place it takes.
         """
@@ -124,11 +114,11 @@ class Launcher:
         probe = Probe(self.build / "demo-pd" / name, "transfer_probe")
         probe.install()
         env = self.host.neutral_environment()
-        env |= _transfer_environment(self.site, transports, side_port)
+        env |= self.sites.environment(connector, transports, side_port)
         arguments = (
             f"--num-gpu-blocks-override={self.blocks}",
             *(f"--port={port}", f"--kv-cache-backend={backend}"),
-            *_transfer_arguments(role, connector),
+            *connector.arguments(role),
         )
         server = started(
             [*self._serve, *arguments],
@@ -144,20 +134,23 @@ class Launcher:
         return [self.host.vllm, "serve", self.model, *self.host.arguments, *_ARGUMENTS]
 
     def proxy(
-        self, stack: ExitStack, name: str, prefills: Sequence[Node], decode: Node
+        self,
+        stack: ExitStack,
+        name: str,
+        connector: Connector,
+        prefills: Sequence[Node],
+        decode: Node,
     ) -> Server:
-        """Start upstream's proxy and wait until it answers."""
+        """Start upstream's proxy for a connector and wait until it answers."""
         port = choose_port(None)
-        ports = [str(node.port) for node in prefills]
+        is_mooncake = connector is Connector.MOONCAKE
+        words = (_mooncake_proxy if is_mooncake else _nixl_proxy)(prefills, decode)
         server = stack.enter_context(
             started(
                 [
                     self.host.python,
-                    self.tree / _PROXY,
-                    *(f"--host={ADDRESS}", f"--port={port}"),
-                    *("--prefiller-hosts", *(ADDRESS for _ in ports)),
-                    *("--prefiller-ports", *ports),
-                    *("--decoder-hosts", ADDRESS, "--decoder-ports", str(decode.port)),
+                    self.tree / words[0],
+                    *(f"--host={ADDRESS}", f"--port={port}", *words[1:]),
                 ],
                 name=f"proxy ({name})",
                 # A proxy of the user cannot reach this host's own address.
@@ -165,37 +158,50 @@ class Launcher:
                 | {"NO_PROXY": "*", "no_proxy": "*"},
                 port=port,
                 log=self.build / "logs" / f"demo-pd-{name}-proxy.log",
-                health="/healthcheck",
+                health="/openapi.json" if is_mooncake else "/healthcheck",
             )
         )
         server.wait_ready(READY_S)
+        if is_mooncake:
+            _wait_until_it_serves(server)
         return server
 
 
-def _transfer_environment(
-    site: Path, transports: str, side_port: int
-) -> Mapping[str, str]:
-    return {
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "PYTHONPATH": os.pathsep.join(
-            filter(None, (str(site), os.environ.get("PYTHONPATH")))
+def _nixl_proxy(prefills: Sequence[Node], decode: Node) -> tuple[str, ...]:
+    ports = [str(node.port) for node in prefills]
+    return (
+        "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py",
+        *("--prefiller-hosts", *(ADDRESS for _ in ports)),
+        *("--prefiller-ports", *ports),
+        *("--decoder-hosts", ADDRESS, "--decoder-ports", str(decode.port)),
+    )
+
+
+def _mooncake_proxy(prefills: Sequence[Node], decode: Node) -> tuple[str, ...]:
+    url = f"http://{ADDRESS}"
+    return (
+        "examples/disaggregated/mooncake_connector/mooncake_connector_proxy.py",
+        *(
+            word
+            for node in prefills
+            for word in ("--prefill", f"{url}:{node.port}", str(node.side_port))
         ),
-        "UCX_TLS": transports,
-        "UCX_NET_DEVICES": "lo",
-        "VLLM_HOST_IP": ADDRESS,
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": ADDRESS,
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port),
-    }
+        *("--decode", f"{url}:{decode.port}"),
+    )
 
 
-def _transfer_arguments(role: Role, connector: str) -> tuple[str, ...]:
-    if role is Role.ALONE:
-        return ()
-    config = {
-        "kv_connector": connector,
-        "kv_role": role.value,
-        "kv_buffer_device": "cpu",
-        "kv_connector_extra_config": {"kv_lease_duration": LEASE_S},
-    }
-    return (f"--kv-transfer-config={json.dumps(config)}",)
+def _wait_until_it_serves(proxy: Server) -> None:
+    """Wait until Mooncake's proxy knows the servers; until then it refuses requests.
+
+    Raises:
+        ToolError: It goes on refusing.
+    """
+    deadline = time.monotonic() + READY_S
+    while True:
+        try:
+            send(proxy, Ask((3,), 1))
+            return
+        except ToolError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_S)

@@ -11,7 +11,8 @@ from typing import Any
 
 from tools.base.errors import ToolError
 from tools.measure.greedy import Ask, Tokens, send, wrong_tokens
-from tools.measure.pair.node import Launcher, Node, Role
+from tools.measure.pair.connector import Role
+from tools.measure.pair.node import Launcher, Node
 from tools.measure.pair.pair import Pair
 from tools.measure.pair.phase import Phase
 from tools.measure.pair.result import Round, Setting
@@ -77,7 +78,9 @@ class Outage:
             node.wait_ready()
         name = self.setting.file_name
         return Pair(
-            prefills, decode, self.launcher.proxy(stack, name, prefills, decode)
+            prefills,
+            decode,
+            self.launcher.proxy(stack, name, self.setting.connector, prefills, decode),
         )
 
     def _node(

@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table
 
 from tools.base.outcome import Outcome
+from tools.measure.pair.connector import Connector
 from tools.measure.pair.counters import Counters
 from tools.measure.pair.phase import Phase
 from tools.measure.pair.records import mean
@@ -33,20 +34,20 @@ class Setting:
 
     prefill: str
     decode: str
-    connector: str = "NixlConnector"
+    connector: Connector = Connector.NIXL
     prefills: int = 1
 
     @property
     def name(self) -> str:
         """What to call it."""
-        how = ", push" if "Push" in self.connector else ""
         many = f"{self.prefills} " if self.prefills > 1 else ""
-        return f"{many}{self.prefill} → {self.decode}{how}"
+        return f"{many}{self.prefill} → {self.decode}{self.connector.label}"
 
     @property
     def file_name(self) -> str:
         """The same for names of files."""
-        return self.name.replace(" → ", "-").replace(", ", "-").replace(" ", "-")
+        name = self.name.replace(" → ", "-").replace(", ", "-").replace(" ", "-")
+        return name.lower()
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Round:
         """Return all that was measured, for JSON."""
         return {
             "setting": self.setting.name,
-            "connector": self.setting.connector,
+            "connector": self.setting.connector.value,
             "aged": {name: round(share, 3) for name, share in self.aged.items()},
             "descriptors_per_transfer": round(self.descriptors, 2),
             "problems": list(self.all_problems),

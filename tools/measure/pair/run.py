@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from tools.measure.greedy import Ask, Tokens, send_all
-from tools.measure.pair.node import LEASE_S, Launcher, Role
+from tools.measure.pair.connector import LEASE_S, Connector, Role
+from tools.measure.pair.node import Launcher
 from tools.measure.pair.outage import Outage
 from tools.measure.pair.pair import Pair
 from tools.measure.pair.phase import Phase
@@ -31,8 +32,10 @@ BACKENDS = ("paged", "tagma")
 OTHERS = (
     Setting("tagma", "paged"),
     Setting("paged", "tagma"),
-    Setting("paged", "paged", "NixlPushConnector"),
-    Setting("tagma", "tagma", "NixlPushConnector"),
+    Setting("paged", "paged", Connector.NIXL_PUSH),
+    Setting("tagma", "tagma", Connector.NIXL_PUSH),
+    Setting("paged", "paged", Connector.MOONCAKE),
+    Setting("tagma", "tagma", Connector.MOONCAKE),
 )
 
 _PIECE = 200_000  # characters that are tokenized at once
@@ -164,5 +167,5 @@ class PairDemo:
         )
         for node in (prefill, decode):
             node.wait_ready()
-        proxy = self.launcher.proxy(stack, name, [prefill], decode)
+        proxy = self.launcher.proxy(stack, name, setting.connector, [prefill], decode)
         return Pair((prefill,), decode, proxy)
