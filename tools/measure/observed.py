@@ -66,6 +66,15 @@ def preemptions(metrics: str) -> int:
     return total(metrics, "vllm:num_preemptions_total")
 
 
+def loaded_tokens(metrics: str) -> int:
+    """Return how many tokens of prompts a KV connector had, 0 without one.
+
+    >>> loaded_tokens('vllm:external_prefix_cache_hits_total{engine="0"} 64.0')
+    64
+    """
+    return total(metrics, "vllm:external_prefix_cache_hits_total")
+
+
 def block_copies(metrics: str) -> int:
     """Return how many blocks were copied since they moved; paged moves none.
 

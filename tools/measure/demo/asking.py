@@ -41,6 +41,7 @@ def measure(
                 replies,
                 probe.take(),
                 observed.preemptions(after) - observed.preemptions(before),
+                observed.loaded_tokens(after) - observed.loaded_tokens(before),
                 observed.block_copies(after) - observed.block_copies(before),
                 seconds,
             )

@@ -51,6 +51,11 @@ class ScenarioComparison:
         )
         if paged != tagma:
             yield f"prefix hits: paged {paged}, tagma {tagma}"
+        if self.paged.loaded_tokens != self.tagma.loaded_tokens:
+            yield (
+                f"loaded tokens: paged {self.paged.loaded_tokens}, "
+                f"tagma {self.tagma.loaded_tokens}"
+            )
         if self.paged.preemptions != self.tagma.preemptions:
             yield (
                 f"preemptions: paged {self.paged.preemptions}, "
@@ -114,6 +119,9 @@ def _unmet(scenario: Scenario, measured: Measured) -> Iterator[str]:
         case Claim.PREEMPTED:
             if not measured.preemptions:
                 yield "no request was preempted"
+        case Claim.LOADED:
+            if not measured.loaded_tokens:
+                yield "no token was loaded"
         case Claim.MOVED | Claim.SHARED | None:
             pass
 

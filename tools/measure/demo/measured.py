@@ -54,6 +54,7 @@ class Measured:
         replies: The answers.
         recorded: What the probe saw.
         preemptions: Of requests, as /metrics counts them.
+        loaded_tokens: Of prompts, by a KV connector, as /metrics counts them.
         block_copies: Of blocks that moved, as /metrics counts them.
         seconds: How long the scenario took.
     """
@@ -61,6 +62,7 @@ class Measured:
     replies: tuple[Reply, ...]
     recorded: Recorded
     preemptions: int
+    loaded_tokens: int
     block_copies: int
     seconds: float
 

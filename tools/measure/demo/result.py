@@ -20,6 +20,7 @@ _CAPTION = """\
 {settings}
 ranges: contiguous stretches in which a request held its blocks when it gave
 them back, mean (most); counted in the same way for both
+loaded: prompt tokens that came from a KV connector
 block copies: blocks that tagma's workers copied since they were moved
 tokens/s: generated tokens over the time of the scenario; under Triton's
 interpreter they say nothing about a GPU"""
@@ -30,13 +31,13 @@ class PairResult:
     """What a server of each backend did.
 
     Args:
-        tensor_parallel: Over how many workers each spread the model.
+        name: The pair's, empty for the first.
         start_s: How long each server took to start.
         comparisons: Every scenario.
         unobserved: What the servers should have told their operators.
     """
 
-    tensor_parallel: int
+    name: str
     start_s: Mapping[str, float]
     comparisons: tuple[ScenarioComparison, ...]
     unobserved: tuple[str, ...] = ()
@@ -54,7 +55,7 @@ class PairResult:
     @property
     def problems(self) -> tuple[str, ...]:
         """Everything that makes the demo fail, with the pair's name before it."""
-        prefix = "" if self.tensor_parallel == 1 else f"TP {self.tensor_parallel}: "
+        prefix = f"{self.name}: " if self.name else ""
         found = [p for c in self.comparisons for p in c.problems]
         found += (*self._unmoved(), *self.unobserved)
         return tuple(prefix + problem for problem in found)
@@ -63,8 +64,8 @@ class PairResult:
     def copied(self) -> str:
         """How much moved, for people."""
         return (
-            f"tensor parallel {self.tensor_parallel}: {self.block_copies} blocks "
-            f"copied, {self.copies_ahead} of them with another step under way"
+            f"{self.name or 'one worker'}: {self.block_copies} blocks copied, "
+            f"{self.copies_ahead} of them with another step under way"
         )
 
     def _unmoved(self) -> Iterator[str]:
@@ -80,7 +81,7 @@ class PairResult:
     def to_data(self) -> dict[str, Any]:
         """Return all that was measured, for JSON."""
         return {
-            "tensor_parallel": self.tensor_parallel,
+            "name": self.name,
             "start_s": {name: round(s, 1) for name, s in self.start_s.items()},
             "block_copies": self.block_copies,
             "copies_ahead": self.copies_ahead,
@@ -142,14 +143,14 @@ class DemoResult:
         table.add_column("scenario")
         table.add_column("tokens")
         for name in (
-            *("at once", "prefix hits", "preemptions", "block copies"),
+            *("at once", "prefix hits", "loaded", "preemptions", "block copies"),
             *("ranges", "tokens/s"),
         ):
             table.add_column(name, justify="right")
         for pair in self.pairs:
-            if pair.tensor_parallel > 1:
+            if pair.name:
                 table.add_section()
-                table.add_row(f"[i]tensor parallel {pair.tensor_parallel}[/i]")
+                table.add_row(f"[i]{pair.name}[/i]")
             for comparison in pair.comparisons:
                 table.add_row(*_row(comparison))
         return table
@@ -162,6 +163,7 @@ def _row(comparison: ScenarioComparison) -> tuple[str, ...]:
         "DIFFERENT" if comparison.differences else "equal",
         f"{paged.most_at_once} / {tagma.most_at_once}",
         f"{paged.cached_tokens} / {tagma.cached_tokens}",
+        f"{paged.loaded_tokens} / {tagma.loaded_tokens}",
         f"{paged.preemptions} / {tagma.preemptions}",
         f"{paged.block_copies} / {tagma.block_copies}",
         f"{paged.mean_runs:.1f} ({paged.max_runs}) / "

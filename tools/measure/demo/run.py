@@ -4,10 +4,11 @@ Everything shown was measured on these servers. A comparison fails if one token
 differs, and also if a scenario did not do what it is there for.
 """
 
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.base.process import run
@@ -23,6 +24,7 @@ from tools.measure.demo.scenarios import (
     BLOCKS,
     MODEL_TOKENS,
     Scenario,
+    make_offloaded,
     make_scenarios,
     make_short_list,
 )
@@ -49,6 +51,14 @@ _ARGUMENTS = (
 # Ranks share the cores: one for each by itself is more than a small host may have.
 _CPU_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
+# Upstream's connector, with its copies made between host tensors where no GPU is.
+_OFFLOADING = {
+    "kv_connector": "OffloadingConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 30},
+}
+_LATE_STEPS = "2"  # in which a copy is asked for in vain
+
 _READY_S = 300.0
 
 
@@ -57,17 +67,32 @@ class Pair:
     """Two servers, one of each backend, and what they are asked.
 
     Args:
+        name: What to call it; the first needs no name.
         tensor_parallel: Over how many workers each spreads the model.
+        arguments: Of the servers, besides those of all.
+        variables: Of their environment on a host without a GPU.
         make_scenarios: Makes the scenarios of pages and the server's tokenizer.
     """
 
-    tensor_parallel: int
+    name: str
     make_scenarios: Callable[
         [Sequence[Path], Callable[[str], list[int]]], tuple[Scenario, ...]
     ]
+    tensor_parallel: int = 1
+    arguments: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
-PAIRS = (Pair(1, make_scenarios), Pair(2, make_short_list))
+PAIRS = (
+    Pair("", make_scenarios),
+    Pair("TP 2", make_short_list, tensor_parallel=2, variables=_CPU_RANKS),
+    Pair(
+        "offloading",
+        make_offloaded,
+        arguments=(f"--kv-transfer-config={json.dumps(_OFFLOADING)}",),
+        variables={"TAGMA_HOST_OFFLOAD": _LATE_STEPS},
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -97,7 +122,7 @@ class Demo:
         return DemoResult(
             tuple(map(self._compare, fitting)),
             tuple(
-                f"TP {pair.tensor_parallel}: this host has {most} GPU"
+                f"{pair.name}: this host has {most} GPU"
                 for pair in PAIRS
                 if pair not in fitting
             ),
@@ -112,7 +137,7 @@ class Demo:
             began = time.monotonic()
             probe = Probe(self.build / "demo" / "probe", "probe", "asynchronous")
             probe.install()
-            with self._server(backend, pair.tensor_parallel, probe) as server:
+            with self._server(backend, pair, probe) as server:
                 start_s[backend] = time.monotonic() - began
                 observed.check_backend(server, backend)
                 if not scenarios:
@@ -125,18 +150,16 @@ class Demo:
                 unobserved += observed.problems(backend, server.metrics(), log)
         rows = zip(scenarios, measured["paged"], measured["tagma"], strict=True)
         comparisons = tuple(ScenarioComparison(*row) for row in rows)
-        return PairResult(pair.tensor_parallel, start_s, comparisons, tuple(unobserved))
+        return PairResult(pair.name, start_s, comparisons, tuple(unobserved))
 
     @contextmanager
-    def _server(
-        self, backend: str, tensor_parallel: int, probe: Probe
-    ) -> Iterator[Server]:
+    def _server(self, backend: str, pair: Pair, probe: Probe) -> Iterator[Server]:
         env = self.host.neutral_environment()
         env |= probe.environment(env) | {"VLLM_LOG_STATS_INTERVAL": "1"}
-        if self.host.on_cpu and tensor_parallel > 1:
-            env |= _CPU_RANKS
+        if self.host.on_cpu:
+            env |= pair.variables
         port = choose_port(None)
-        name = backend if tensor_parallel == 1 else f"{backend}-tp{tensor_parallel}"
+        name = "-".join([backend, *pair.name.lower().split()])
         with running(
             [
                 self.host.vllm,
@@ -144,7 +167,8 @@ class Demo:
                 self.model,
                 *self.host.arguments,
                 *_ARGUMENTS,
-                f"--tensor-parallel-size={tensor_parallel}",
+                *pair.arguments,
+                f"--tensor-parallel-size={pair.tensor_parallel}",
                 f"--port={port}",
                 f"--kv-cache-backend={backend}",
             ],

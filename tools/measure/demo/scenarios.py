@@ -34,6 +34,7 @@ class Claim(Enum):
     PREEMPTED = "requests are preempted while blocks move"
     MOVED = "cached blocks are moved to make room"
     SHARED = "a prefix is extended by two requests at once, so by one elsewhere"
+    LOADED = "what was evicted is loaded by a KV connector"
     GATHERED = "the pieces of a prefix hit are put together"
 
 
@@ -126,7 +127,23 @@ def make_short_list(
 ) -> tuple[Scenario, ...]:
     """Return only scenarios that move blocks; see `make_scenarios`."""
     cut = _pages(pages, tokenize).cut
-    return (*_moving(cut), _preempting(cut, 6, 104))
+    return (*_moving(cut), _preempting(cut, 6, 128))
+
+
+def make_offloaded(
+    pages: Sequence[Path], tokenize: Callable[[str], list[int]]
+) -> tuple[Scenario, ...]:
+    """Return scenarios that move blocks, and load what was evicted meanwhile.
+
+    Args:
+        pages: The pages; see `make_scenarios`.
+        tokenize: The server's tokenizer.
+    """
+    cut = _pages(pages, tokenize).cut
+    moving = tuple(_moving(cut))
+    evicted = moving[0].prompts[:6:2]
+    loaded = Scenario("evicted before", evicted, 8, Claim.LOADED, in_turn=True)
+    return (*moving, loaded, _preempting(cut, 6, 128))
 
 
 def _pages(pages: Sequence[Path], tokenize: Callable[[str], list[int]]) -> Pages:

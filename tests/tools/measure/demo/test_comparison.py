@@ -33,6 +33,7 @@ def measured(data: dict) -> Measured:
             tuple(CopyingStep(**step) for step in data["recorded"]["steps"]),
         ),
         data["preemptions"],
+        data["loaded_tokens"],
         data["block_copies"],
         data["seconds"],
     )
@@ -58,7 +59,7 @@ def result() -> PairResult:
 def read_pairs() -> list[PairResult]:
     return [
         PairResult(
-            pair["tensor_parallel"],
+            pair["name"],
             pair["start_s"],
             tuple(map(comparison, pair["scenarios"])),
         )
@@ -100,16 +101,31 @@ def test_equal_tokens_and_met_claims_are_done(result: PairResult) -> None:
     done = DemoResult(tuple(read_pairs()))
     assert done.problems == ()
     assert done.outcome is Outcome.DONE
-    assert {c.scenario.claim for c in result.comparisons} == {None, *Claim}
+    assert {c.scenario.claim for c in result.comparisons} == {
+        None,
+        *set(Claim) - {Claim.LOADED},
+    }
 
 
 def test_two_workers_move_blocks_and_preempt() -> None:
-    (pair,) = (pair for pair in read_pairs() if pair.tensor_parallel == 2)
+    (pair,) = (pair for pair in read_pairs() if pair.name == "TP 2")
     claims = {c.scenario.claim for c in pair.comparisons}
     assert claims >= {Claim.MOVED, Claim.GATHERED, Claim.PREEMPTED}
     assert pair.copies_ahead
     still = replace(pair, comparisons=())
     assert still.problems == ("TP 2: tagma copied no block in any scenario",)
+
+
+def test_blocks_are_loaded_while_others_move() -> None:
+    (pair,) = (pair for pair in read_pairs() if pair.name == "offloading")
+    claims = {c.scenario.claim for c in pair.comparisons}
+    assert claims >= {Claim.MOVED, Claim.LOADED, Claim.PREEMPTED}
+    nothing = with_tagma(pair, Claim.LOADED, loaded_tokens=0)
+    loaded = pair.comparisons[index_of(pair, Claim.LOADED)].paged.loaded_tokens
+    assert nothing.problems == (
+        "offloading: evicted before, tagma: no token was loaded",
+        f"offloading: evicted before, loaded tokens: paged {loaded}, tagma 0",
+    )
 
 
 @pytest.mark.parametrize("claim", [Claim.MOVED, Claim.GATHERED, Claim.PREEMPTED])
