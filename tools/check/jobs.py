@@ -93,7 +93,7 @@ _TABLE = (
         "demo-pd",
         (("bench-transfer", "--quick"), ("demo-pd", "--quick")),
         _BUILT,
-        ("demo-pd", "transfer", _SERVERS),
+        ("demo-pd", "transfer", "mooncake", _SERVERS),
         seconds=300,
         workers=2,
     ),

@@ -9,7 +9,7 @@ from tools.base import atomic, console
 from tools.base.outcome import Outcome, Report
 from tools.base.project import Project
 from tools.cli.options import Settings, json_option
-from tools.compile import beside
+from tools.measure.pair.connector import install
 from tools.replay.transfer import plot, table
 from tools.replay.transfer.bench import TransferRun
 from tools.replay.transfer.plan import SEEDS, TransferPlan
@@ -59,14 +59,13 @@ def command(
     """
     settings: Settings = ctx.obj
     project = settings.project
-    site = project.build / "transfer" / "site"
     with project.lock():
         host = ensure_host(project)
-        beside.install(project, host.python, "transfer", site)
+        sites = install(project, host.python)
     jobs = jobs or len(os.sched_getaffinity(0))
     choice = TransferPlan(trace, 1 if quick else seeds, quick)
     logs = project.build / "logs"
-    bench = TransferRun(host, site, logs, choice, jobs).run()
+    bench = TransferRun(host, sites, logs, choice, jobs).run()
     report = _report(project, bench, image)
     if not as_json:
         for made in table.tables(bench):

@@ -6,8 +6,7 @@ from tools.base import atomic, console
 from tools.base.outcome import Outcome, Report
 from tools.base.project import Project
 from tools.cli.options import Settings, json_option
-from tools.compile import beside
-from tools.measure.pair.connector import Sites
+from tools.measure.pair.connector import install
 from tools.measure.pair.node import Launcher
 from tools.measure.pair.run import PairDemo
 from tools.measure.pair.workload import FULL, QUICK, Size
@@ -58,11 +57,8 @@ def command(ctx: click.Context, quick: bool, as_json: bool) -> None:
 
 def _launcher(project: Project, size: Size) -> Launcher:
     serving = ensure_serving(project)
-    names = ("transfer", "mooncake")
-    sites = Sites(*(project.build / name / "site" for name in names))
     with project.lock():
-        for name, site in zip(names, (sites.nixl, sites.mooncake), strict=True):
-            beside.install(project, serving.host.python, name, site)
+        sites = install(project, serving.host.python)
     return Launcher(
         serving.host, serving.model, project.tree, project.build, sites, size.blocks
     )

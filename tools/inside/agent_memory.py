@@ -1,14 +1,16 @@
 """The memory of a pool whose blocks agents move, and what is measured in it."""
 
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 _NORESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python 3.11 does not name
 Runs = Sequence[tuple[int, int, int]]  # source, target, how many blocks
+Row = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,22 @@ class Task:
     num_blocks: int
     rounds: int
     cases: Mapping[str, Mapping[str, Runs]]
+
+    def run(self, transfer: Callable[[Runs, bool], Row]) -> list[dict[str, Any]]:
+        """Return a row for each round of each side of each case.
+
+        Args:
+            transfer: Moves blocks, and checks every byte of them if it is told to.
+        """
+        rows = []
+        for case, sides in self.cases.items():
+            for number in range(-1, self.rounds):
+                for side in sorted(sides, reverse=bool(number % 2)):
+                    row = transfer(sides[side], number < 0)
+                    if number >= 0:  # the first one connects
+                        rows.append({"case": case, "side": side, **row})
+            print("case", flush=True)
+        return rows
 
 
 class Memory:
@@ -73,3 +91,12 @@ class Memory:
         made[:, 0] = self.base + number * np.uint64(task.block_bytes)
         made[:, 1] = task.block_bytes
         return made
+
+
+def blocks_of(runs: Runs) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return sources and targets, block by block."""
+    sources, targets = (
+        np.concatenate([np.arange(run[side], run[side] + run[2]) for run in runs])
+        for side in (0, 1)
+    )
+    return sources, targets

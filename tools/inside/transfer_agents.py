@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.inside.agent_memory import Memory, Runs, Task
+from tools.inside.agent_memory import Memory, Runs, Task, blocks_of
 
 
 def make_agent(name: str, memory: Memory) -> Any:
@@ -82,10 +82,6 @@ class Decode:
             _uses_region_group_mapping=False,
         )
 
-    def give_back(self) -> None:
-        """Free the memory of what was read."""
-        self._memory.give_back()
-
     def _prepared(self, peer: str, base: int) -> Any:
         descriptors = self._memory.descriptors(self._task)
         descriptors[:, 0] += np.uint64((base - self._memory.base) % (1 << 64))
@@ -120,7 +116,7 @@ class Decode:
         Raises:
             RuntimeError: The transfer failed, or a byte is wrong.
         """
-        sources, targets = _blocks(runs)
+        sources, targets = blocks_of(runs)
         self._pipe.send(sources)
         self._pipe.recv()
         self._memory.fill(
@@ -163,14 +159,6 @@ class Decode:
         }
 
 
-def _blocks(runs: Runs) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    sources, targets = (
-        np.concatenate([np.arange(run[side], run[side] + run[2]) for run in runs])
-        for side in (0, 1)
-    )
-    return sources, targets
-
-
 def measure(task: Task) -> list[dict[str, Any]]:
     """Return a row for each round of each side of each case."""
     context = multiprocessing.get_context("spawn")
@@ -178,15 +166,7 @@ def measure(task: Task) -> list[dict[str, Any]]:
     process = context.Process(target=serve, args=(task, theirs), daemon=True)
     process.start()
     decode = Decode(task, mine)
-    rows = []
-    for case, sides in task.cases.items():
-        for number in range(-1, task.rounds):
-            for side in sorted(sides, reverse=bool(number % 2)):
-                row = decode.transfer(sides[side], verify=number < 0)
-                if number >= 0:  # the first one connects
-                    rows.append({"case": case, "side": side, **row})
-        decode.give_back()
-        print("case", flush=True)
+    rows = task.run(decode.transfer)
     mine.send(None)
     process.join()
     return rows

@@ -9,6 +9,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from tools.base.project import Project
+from tools.compile import beside
 from tools.serve.port import ADDRESS
 
 # Upstream's 30 s end too early on a loaded machine: blocks are freed before they are
@@ -120,6 +122,23 @@ class Sites:
         link.unlink(missing_ok=True)
         link.symlink_to(bundled)
         return link.parent, bundled.parent
+
+
+def install(project: Project, python: Path) -> Sites:
+    """Install the packages that move blocks, where it is needed.
+
+    Args:
+        project: The project. The caller holds its lock.
+        python: The interpreter of the environment that serves.
+
+    Raises:
+        ToolError: One cannot be installed.
+    """
+    build = project.build
+    sites = Sites(build / "transfer" / "site", build / "mooncake" / "site")
+    beside.install(project, python, "transfer", sites.nixl)
+    beside.install(project, python, "mooncake", sites.mooncake)
+    return sites
 
 
 def _path(*folders: str | None) -> str:

@@ -18,7 +18,8 @@ def run(host: Host, plan: OffloadPlan, jobs: int, logs: Path) -> OffloadBenchmar
     Raises:
         ToolError: A program failed, a trace cannot be read, or a byte is wrong.
     """
-    setting, memory, tasks = plan.setting, plan.memory, list(plan.tasks())
+    setting, tasks = plan.setting, list(plan.tasks())
+    memory = plan.memory(host.on_cpu)
 
     def serve(task: tuple[Stream, int, str]) -> OffloadRun:
         requests, chunks, backend = task

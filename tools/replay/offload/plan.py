@@ -15,7 +15,9 @@ _BLOCKS, _QUICK_BLOCKS = 16_384, 2048
 _SHARE = 0.9
 # Blocks in host memory for each of the pool.
 _CHUNKS = (1, 2)
-_TENSORS, _PAGE_BYTES, _ROUNDS = 32, 4096, 5
+_TENSORS, _ROUNDS = 32, 5
+# Of a block in a tensor. A GPU copies small pages with Triton, which merges nothing.
+_PAGE_BYTES, _GPU_PAGE_BYTES = 4096, 65536
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,11 @@ class OffloadPlan:
         blocks = _QUICK_BLOCKS if self.quick else _BLOCKS
         return PoolSetting(blocks, prefill_share=_SHARE, decode_share=_SHARE)
 
-    @property
-    def memory(self) -> CopySetting:
-        """The memory of both sides, of which a transfer is made."""
+    def memory(self, on_cpu: bool) -> CopySetting:
+        """Return the memory of both sides, of which a transfer is made."""
         blocks = self.setting.num_blocks
-        return CopySetting(
-            _TENSORS, _PAGE_BYTES, blocks + 1, _CHUNKS[0] * blocks, _ROUNDS
-        )
+        page = _PAGE_BYTES if on_cpu else _GPU_PAGE_BYTES
+        return CopySetting(_TENSORS, page, blocks + 1, _CHUNKS[0] * blocks, _ROUNDS)
 
     def tasks(self) -> Iterator[tuple[Stream, int, str]]:
         """Yield requests, blocks in host memory and a backend.

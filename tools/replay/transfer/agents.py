@@ -4,6 +4,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from tools import inside
 from tools.base.process import run_watched
 from tools.base.project import CHECKOUT
+from tools.measure.pair.connector import Connector, Sites
 from tools.replay.transfer.pools import PAGED, Run
 from tools.serve.host import Host
 
@@ -19,6 +21,13 @@ LAYERS = 32
 ONE_RUN = "one run"
 
 Cases = Mapping[str, Mapping[str, Sequence[Run]]]
+
+
+class Engine(Enum):
+    """What moves blocks; the value is the program in `inside`."""
+
+    NIXL = "transfer_agents"
+    MOONCAKE = "mooncake_agents"
 
 
 @dataclass(frozen=True)
@@ -30,12 +39,14 @@ class Layout:
         layers: Regions that are registered.
         block_bytes: Bytes of a block in each.
         rounds: How often each transfer is timed.
+        engine: What moves the blocks.
     """
 
     name: str
     layers: int
     block_bytes: int
     rounds: int
+    engine: Engine = Engine.NIXL
 
 
 LAYOUTS = (
@@ -43,6 +54,7 @@ LAYOUTS = (
     Layout("one packed region, 4 KiB", 1, LAYERS * 4096, 5),
     Layout("a region a layer, 64 KiB", LAYERS, 65536, 2),
     Layout("one packed region, 64 KiB", 1, LAYERS * 65536, 2),
+    Layout("Mooncake, a region a layer, 4 KiB", LAYERS, 4096, 5, Engine.MOONCAKE),
 )
 
 
@@ -84,13 +96,13 @@ class Agents:
 
     Args:
         host: The serving environment.
-        site: The folder of the transfer packages.
+        sites: The folders of the packages that move blocks.
         log: What the program writes.
         num_blocks: Blocks of a pool, with the null block.
     """
 
     host: Host
-    site: Path
+    sites: Sites
     log: Path
     num_blocks: int
 
@@ -114,7 +126,7 @@ class Agents:
             "rounds": layout.rounds,
             "cases": {name: _with_one_run(sides) for name, sides in cases.items()},
         }
-        rows = self._run(task, on_case)
+        rows = self._run(layout.engine, task, on_case)
         return [
             Moved(
                 *(layout.name, layout.layers, case, side, len(runs)),
@@ -125,20 +137,20 @@ class Agents:
         ]
 
     def _run(
-        self, task: Mapping[str, Any], on_case: Callable[[], None]
+        self, engine: Engine, task: Mapping[str, Any], on_case: Callable[[], None]
     ) -> list[dict[str, Any]]:
+        is_nixl = engine is Engine.NIXL
+        connector = Connector.NIXL if is_nixl else Connector.MOONCAKE
         env = self.host.neutral_environment() | {
+            **self.sites.environment(connector, "tcp,self", 0),
             "VLLM_LOGGING_LEVEL": "ERROR",
-            "PYTHONPATH": str(self.site),
-            "UCX_TLS": "tcp,self",
-            "UCX_NET_DEVICES": "lo",
             "UCX_RCACHE_MAX_UNRELEASED": "1024",
         }
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "agents.json"
             file.write_text(json.dumps(task))
             run_watched(
-                inside.command(self.host.python, "transfer_agents", file),
+                inside.command(self.host.python, engine.value, file),
                 output=self.log,
                 on_line=lambda line: on_case() if line == "case\n" else None,
                 cwd=CHECKOUT,

@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from tools.base import console
+from tools.measure.pair.connector import Sites
 from tools.replay.transfer import plan, pools
 from tools.replay.transfer.agents import Agents, Moved
 from tools.replay.transfer.plan import TransferPlan
@@ -22,14 +23,14 @@ class TransferRun:
 
     Args:
         host: The serving environment.
-        site: The folder of the transfer packages.
+        sites: The folders of the packages that move blocks.
         logs: Where the programs' output goes.
         plan: What to run.
         jobs: Pools' programs that run at once.
     """
 
     host: Host
-    site: Path
+    sites: Sites
     logs: Path
     plan: TransferPlan
     jobs: int
@@ -68,7 +69,7 @@ class TransferRun:
     def _agents(self, runs: Sequence[PoolRun]) -> tuple[Moved, ...]:
         cases, layouts = plan.cases(runs), self.plan.layouts
         log = self.logs / "bench-transfer-agents.log"
-        agents = Agents(self.host, self.site, log, self.plan.num_blocks + 1)
+        agents = Agents(self.host, self.sites, log, self.plan.num_blocks + 1)
         with console.step("move blocks", len(cases) * len(layouts)) as step:
             moved = [
                 each

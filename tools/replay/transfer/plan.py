@@ -43,7 +43,7 @@ class TransferPlan:
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """How the agents' pools lie in memory."""
-        return LAYOUTS[:1] if self.quick else LAYOUTS
+        return (LAYOUTS[0], LAYOUTS[-1]) if self.quick else LAYOUTS
 
     def streams(self) -> Iterator[Stream]:
         """Yield all requests, a load at a time.

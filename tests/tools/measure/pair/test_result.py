@@ -1,13 +1,17 @@
 """The verdict on rounds as real pairs gave them, each broken in one way."""
 
+import json
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tools.base.outcome import Outcome
 from tools.measure import observed
 from tools.measure.greedy import Ask
-from tools.measure.pair.counters import Counters, counters_of
+from tools.measure.pair.connector import Connector, Role, Sites
+from tools.measure.pair.counters import Counters, counters_of, recorded
 from tools.measure.pair.phase import Phase, Side
 from tools.measure.pair.records import Records
 from tools.measure.pair.result import AGEING, PairResult, Round, Setting
@@ -117,7 +121,7 @@ def test_pools_that_did_not_age_are_a_problem() -> None:
 
 
 def test_problems_of_every_round_count() -> None:
-    push = Round(Setting("tagma", "tagma", "NixlPushConnector"), (), ("no",))
+    push = Round(Setting("tagma", "tagma", Connector.NIXL_PUSH), (), ("no",))
     found = replace(result(10, 1), rounds=(*result(10, 1).rounds, push))
     assert found.problems == ("tagma → tagma, push: no",)
 
@@ -154,3 +158,51 @@ vllm:kv_cache_usage_perc{engine="0"} 0.25
     assert counts.each(counts.descriptors) == 3
     assert counts - counts == Counters()
     assert observed.held_share(text) == 0.25
+
+
+def test_mooncake_sends_are_counted_from_what_the_probe_recorded() -> None:
+    lines = [
+        {"blocks": 4, "prefill": 1, "decode": 2, "both": 2},
+        {"transfers": 1},
+        {"descriptors": 6, "bytes": 4096, "transfer_s": 0.5},
+        {"failed": 1},
+        {"released": [[1, 4]], "held_share": 0.5},
+    ]
+    counted = recorded(lines)
+    assert counted == Counters(
+        transfers=1, descriptors=6, bytes=4096, transfer_s=0.5, failed=1
+    )
+
+
+def test_each_connector_gets_its_own_packages_and_settings(tmp_path: Path) -> None:
+    sites = Sites(tmp_path / "transfer" / "site", tmp_path / "mooncake" / "site")
+    for connector in Connector:
+        is_mooncake = connector is Connector.MOONCAKE
+        env = sites.environment(connector, "tcp", 7)
+        site = sites.mooncake if is_mooncake else sites.nixl
+        assert str(site) in env["PYTHONPATH"]
+        assert ("VLLM_MOONCAKE_BOOTSTRAP_PORT" in env) == is_mooncake
+        assert ("UCX_TLS" in env) != is_mooncake
+        (argument,) = connector.arguments(Role.PREFILL)
+        config = json.loads(argument.partition("=")[2])
+        assert config["kv_connector"] == connector.value
+        assert not connector.arguments(Role.ALONE)
+
+
+def test_mooncake_gets_the_bundled_library_where_the_system_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites = Sites(tmp_path / "transfer" / "site", tmp_path / "mooncake" / "site")
+    bundled = sites.nixl / "nixl_cu12.libs" / "libibverbs-1d.so.1.14"
+    for folder in (bundled.parent, sites.mooncake):
+        folder.mkdir(parents=True)
+    bundled.touch()
+    find = "tools.measure.pair.connector.find_library"
+    monkeypatch.setattr(find, lambda name: None)
+    folder, libraries = sites.environment(Connector.MOONCAKE, "tcp", 7)[
+        "LD_LIBRARY_PATH"
+    ].split(os.pathsep)[:2]
+    assert (Path(folder) / "libibverbs.so.1").resolve() == bundled
+    assert Path(libraries) == bundled.parent
+    monkeypatch.setattr(find, lambda name: "libibverbs.so.1")
+    assert "LD_LIBRARY_PATH" not in sites.environment(Connector.MOONCAKE, "tcp", 7)
