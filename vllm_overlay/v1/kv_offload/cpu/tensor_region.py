@@ -32,7 +32,8 @@ class TensorOffloadRegion(SharedOffloadRegion):
             yield from super().iter_worker_slot_ranges()
             return
         assert self.rank is not None
-        size = self.cpu_page_size * self.num_chunks
+        # v0.32.0 keeps the end of the worker's area in a row, not its size.
+        size = self._worker_area_end // (self.rank + 1) * self.num_chunks
         start = self.rank * size
         first = start - start % self.page_size
         yield first, round_up(start + size, self.page_size) - first
